@@ -11,12 +11,13 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lookahead.corpus.options import BuildSpec
 from lookahead.corpus.read import SUFFIXES, CorpusReport, expand, folder_sources, read_documents, size_of
 from lookahead.errors import CorpusError, LookaheadError, TrieFormatError, UsageError
 from lookahead.files.atomic import reason
@@ -32,30 +33,6 @@ from lookahead.trie.segment import Effort
 from lookahead.version import __version__
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class BuildSpec:
-    """corpus: files, folders, globs, "-" for stdin. Exactly one of out (a new trie) and append (one that exists) is given.
-
-    tokenizer: name or folder; vocab_size: of rows of ids, which need no tokenizer; with append neither need be given.
-    text_field, source, strict, split: see `corpus.read_documents`. min_count: branches seen less often are left out.
-    verify: with append, read the trie to its last byte first. threads: 0: one per core. ray: address of a cluster.
-    """
-
-    corpus: Sequence[str]
-    out: str | None = None
-    append: str | None = None
-    tokenizer: str | None = None
-    vocab_size: int | None = None
-    text_field: str | None = None
-    split: str = "file"
-    min_count: int = 1
-    source: str | None = None
-    strict: bool = False
-    verify: bool = True
-    threads: int = 0
-    ray: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +70,13 @@ class BuiltTrie:
 class CorpusBuild:
     """A build whose options and files are right. names: the files that are read; size: their bytes, None if unknown.
 
-    report: of the rows read so far. Raises UsageError for options that do not go together, LookaheadError for files that
-    cannot be read.
+    threads: 0: one per core. ray: address of a cluster. report: of the rows read so far. Raises UsageError for options that do
+    not go together, LookaheadError for files that cannot be read.
     """
 
-    def __init__(self, spec: BuildSpec):
-        _check(spec)
+    def __init__(self, spec: BuildSpec, threads: int = 0, ray: str | None = None):
+        _check(spec, ray)
+        self._threads, self._ray = threads, ray
         self.before = Trie(spec.append) if spec.append is not None else None
         self.spec = spec if self.before is None else _as_before(spec, self.before)
         if (self.spec.tokenizer is None) == (self.spec.vocab_size is None):
@@ -106,7 +84,7 @@ class CorpusBuild:
         if spec.split not in ("file", "paragraphs"):
             raise UsageError(f"--split {spec.split}: choose file or paragraphs.")
         self.path = spec.out or spec.append or ""
-        self.names = expand(list(spec.corpus))
+        self.names = expand(spec.corpus)
         self.report = CorpusReport()
 
     @property
@@ -115,11 +93,11 @@ class CorpusBuild:
 
     def run(self, effort: Effort) -> BuiltTrie:
         """Read, tokenize, sort and write. Raises CorpusError for a corpus without a row that can be used."""
-        spec, report = self.spec, self.report
-        if spec.ray and "-" in self.names:
+        report = self.report
+        if self._ray and "-" in self.names:
             raise UsageError("--ray reads files, which every node opens itself, and no stdin.")
-        if spec.threads:
-            os.environ["RAYON_NUM_THREADS"] = str(spec.threads)  # of the tokenizers library
+        if self._threads:
+            os.environ["RAYON_NUM_THREADS"] = str(self._threads)  # of the tokenizers library
         began = time.perf_counter()
         with _naming_rows(report):
             header = self._built(effort)
@@ -134,16 +112,14 @@ class CorpusBuild:
 
             loaded = load_tokenizer(spec.tokenizer)
             whose = identity(loaded, spec.tokenizer)
-        of_text: tuple[Any, dict[str, str]] = spec.split, folder_sources(list(spec.corpus))
-        read = spec.text_field, spec.source, spec.strict
         options = {"text_field": spec.text_field or "auto", **({"split": spec.split} if spec.split != "file" else {})}
-        if spec.ray:
-            from lookahead.cluster.build import CorpusOptions, build_with_ray
+        if self._ray:
+            from lookahead.cluster.build import build_with_ray
 
-            shared, cores = CorpusOptions(spec.tokenizer, whose, *read, *of_text), spec.threads or 1
-            files = self.names, self.path
-            return build_with_ray(spec.ray, *files, shared, self.report, spec.min_count, options, effort, cores=cores)
-        documents = read_documents(self.names, loaded, self.report, *read, whose.vocab_size, effort.workers, *of_text)
+            cores = self._threads or 1
+            return build_with_ray(self._ray, self.names, self.path, spec, whose, self.report, options, effort, cores)
+        of_folders, read, size = folder_sources(spec.corpus), spec.reading, whose.vocab_size
+        documents = read_documents(self.names, loaded, self.report, *read, size, effort.workers, spec.split, of_folders)
         if spec.append is not None:
             return append_trie(documents, spec.append, whose, effort, verify=spec.verify)
         return build_trie(documents, self.path, whose, spec.min_count, options, effort)
@@ -210,11 +186,11 @@ def _whose(path: str, tokenizer: Any | None, name: str) -> tuple[Any | None, Tok
     return None, TokenizerIdentity(largest + 1)
 
 
-def _check(spec: BuildSpec) -> None:
+def _check(spec: BuildSpec, ray: str | None) -> None:
     """Raise UsageError for options that do not go together."""
     if (spec.out is None) == (spec.append is None):
         raise UsageError("give either -o OUT.trie (a new trie) or --append F.trie (an existing one).")
-    if spec.append is not None and spec.ray:
+    if spec.append is not None and ray:
         raise UsageError("--ray does not go with --append: build a trie of its own, then lookahead merge-tries.")
     if spec.append is not None and spec.min_count > 1:
         raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")

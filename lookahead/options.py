@@ -1,6 +1,6 @@
-"""What an option of a job declares of itself. In: a declaration. Out: a field of a frozen dataclass that carries it.
+"""What an option declares of itself. In: a declaration. Out: a field of a frozen dataclass that carries it.
 
-One declaration serves all doors: the command line, job.yaml, its JSON Schema, the check of --resume, and Python.
+One declaration serves all users: the command line, job.yaml, its JSON Schema, the check of --resume, and Python.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from lookahead.errors import UsageError
 
@@ -20,14 +20,16 @@ _kinds: dict[type, dict[str, tuple[type, ...]]] = {}  # of each group, once aske
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """changes_answers: a job that is resumed with another value would answer differently, or write other rows.
+    """changes_answers: a job that is resumed with another value would answer differently, or write other rows; None: as its
+    group has it.
 
     is_file: the value names a file, whose content counts and not its name. flags: as typed, where they are not --name alone.
     least, most: bounds of a number, inclusive. default_text: what None stands for. panel: of --help, instead of its group's.
+    is_argument: it is typed without a name. complete: what is typed of a value -> values that begin so.
     """
 
     help: str
-    changes_answers: bool
+    changes_answers: bool | None = None
     metavar: str | None = None
     flags: tuple[str, ...] = ()
     least: int | None = None
@@ -35,19 +37,20 @@ class Option:
     default_text: str | None = None
     is_file: bool = False
     panel: str | None = None
+    is_argument: bool = False
+    complete: Callable[[str], list[str]] | None = None
 
 
-def option(default: Any, help: str, *, changes_answers: bool, **about: Any) -> Any:
-    """A field of an option group. about: see `Option`."""
-    declared = Option(help=help, changes_answers=changes_answers, **about)
-    return dataclasses.field(default=default, metadata={KEY: declared})
+def option(default: Any, help: str, metavar: str | None = None, **about: Any) -> Any:
+    """A field of an option group. default: `dataclasses.MISSING` where one has to be given. about: see `Option`."""
+    return dataclasses.field(default=default, metadata={KEY: Option(help=help, metavar=metavar, **about)})
 
 
 def declared(field: dataclasses.Field[Any]) -> Option:
-    """Raises TypeError for a field that does not declare whether it changes answers."""
+    """Raises TypeError for a field that is not an option."""
     found = field.metadata.get(KEY)
     if not isinstance(found, Option):
-        raise TypeError(f"{field.name}: declare it with option(..., changes_answers=...), as all options of a job are.")
+        raise TypeError(f"{field.name}: declare it with option(...), as all options are.")
     return found
 
 
@@ -74,7 +77,10 @@ class OptionGroup:
     """Base of the dataclasses of options: takes paths for texts and one value for several, and refuses what cannot be meant.
 
     Several values are kept as a tuple; none at all as None. Raises UsageError for a value of another type or out of bounds.
+    CHANGES_ANSWERS: of its options that do not declare it; a group of a job has to.
     """
+
+    CHANGES_ANSWERS: ClassVar[bool]
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

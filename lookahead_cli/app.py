@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lookahead.errors import LookaheadError, first_line
 from lookahead.printable import in_one_line
 from lookahead.version import __version__
 from lookahead_cli import (
@@ -40,6 +41,7 @@ from lookahead_cli import (
     report,
 )
 from lookahead_cli.options import with_address
+from lookahead_cli.render import abandon_stdout
 
 app = typer.Typer(
     name="lookahead",
@@ -87,35 +89,27 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(typed: Sequence[str], command_line: str) -> int:
-    from lookahead.errors import LookaheadError, first_line
-
     try:
         result = program()(args=with_address(typed), prog_name="lookahead", standalone_mode=False, obj=command_line)
     except LookaheadError as error:
-        _print_error(str(error), error.exit_code)
-        return error.exit_code
+        return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         logs.note("interrupted", logging.WARNING)
         return 130
     except BrokenPipeError:
-        from lookahead_cli.render import abandon_stdout
-
         abandon_stdout()
         return 0
     except OSError as error:  # a disk or a file that fails that nothing else reports
         about = f"{error.filename}: " if error.filename is not None else ""
-        _print_error(about + " ".join(str(error.strerror or error).split()))
-        return 1
+        return _failed(about + " ".join(str(error.strerror or error).split()))
     except MemoryError as error:
-        _print_error(f"there is not enough memory ({first_line(error)}).")
-        return 1
+        return _failed(f"there is not enough memory ({first_line(error)}).")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        if message := " ".join(error.format_message().split()):  # none where the help has been shown instead
-            _print_error(message, 2)
-        return 2
+        message = " ".join(error.format_message().split())  # none where the help has been shown instead
+        return _failed(message, 2) if message else 2
     return result if isinstance(result, int) else 0
 
 
@@ -128,16 +122,16 @@ def program() -> Any:
             about = option.type_descriptor.parameter_info
             if option.type_descriptor.annotation is int and about.max is None:
                 about.max = (1 << 63) - 1
-            described = getattr(option, "help", None)
-            if described:
+            if described := getattr(option, "help", None):
                 option.help = re.sub(r"\[(?=[a-z#/@][^\[]*?\])", r"\\[", described)
     return root
 
 
-def _print_error(message: str, code: int = 1) -> None:
+def _failed(message: str, code: int = 1) -> int:
     if code != 2:  # a command line that is refused is not part of a log
         logs.note(message, logging.ERROR)
     print(f"error: {in_one_line(message, getattr(sys.stderr, 'encoding', None))}", file=sys.stderr)
+    return code
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -7,72 +7,52 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lookahead.errors import LookaheadError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.options import ModelOptions
-from lookahead_cli import completion
-from lookahead_cli.options import (
-    Config,
-    Context,
-    Json,
-    LogFile,
-    Overwrite,
-    Verbose,
-)
-from lookahead_cli.parameters import Some, refuse, with_groups
+from lookahead.options import OptionGroup, option
+from lookahead_cli import render
+from lookahead_cli.options import Common, Some, begins, refuse, with_groups
 
 if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile
 
-LEAST_SECONDS, MOST_SECONDS = 5, 600
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+ROWS = (1, 8, 32)
+BAR = 20  # characters of the longest bar
+
+
+def _gpus(incomplete: str) -> list[str]:
+    from lookahead.budget.estimate import GPUS
+
+    return begins(GPUS, incomplete)
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrateOptions(OptionGroup):
+    out: str | None = option(
+        None, "Write the profile to this file as well, for bench --cost-profile.", "FILE", flags=("--out", "-o")
+    )
+    random_weights: bool = option(
+        False, "A model of this shape (its config.json is enough); its forwards cost the same as those of the real one."
+    )
+    estimate: str | None = option(
+        None,
+        "Measure nothing: estimate the profile of a GPU from its data sheet (h200, h100, a100, l40s, l4, a10, rtx4090, "
+        "rtx3090, v100, t4). Needs -o.",
+        "GPU",
+        complete=_gpus,
+    )
+    seconds: int = option(45, "Time for measuring; slow models are measured at fewer sizes.", "N", least=5, most=600)
+    context: int = option(512, "Tokens in the cache of each row, in the table and the plot.", "N", least=1)
+    plot: str | None = option(None, "Draw the curve: .png, .pdf or .svg.", "FILE")
 
 
 @with_groups
 def command(
-    model: Annotated[
-        ModelOptions,
-        Some("model gguf_file revision trust_remote_code dtype device attn quantize kv_dtype"),
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the profile to this file as well, for bench --cost-profile."),
-    ] = None,
-    random_weights: Annotated[
-        bool,
-        typer.Option(
-            "--random-weights",
-            help="A model of this shape (its config.json is enough); its forwards cost the same as those of the real one.",
-        ),
-    ] = False,
-    estimate: Annotated[
-        str | None,
-        typer.Option(
-            "--estimate",
-            autocompletion=completion.gpus,
-            metavar="GPU",
-            help="Measure nothing: estimate the profile of a GPU from its data sheet (h200, h100, a100, l40s, "
-            "l4, a10, rtx4090, rtx3090, v100, t4). Needs -o.",
-        ),
-    ] = None,
-    seconds: Annotated[
-        int,
-        typer.Option(
-            "--seconds",
-            min=LEAST_SECONDS,
-            max=MOST_SECONDS,
-            metavar="N",
-            help="Time for measuring; slow models are measured at fewer sizes.",
-        ),
-    ] = 45,
-    context: Annotated[
-        int, typer.Option("--context", min=1, metavar="N", help="Tokens in the cache of each row, in the table and the plot.")
-    ] = 512,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png, .pdf or .svg.")] = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    log_file: LogFile = None,
-    verbose: Verbose = False,
-    config: Config = None,
-    ctx: Context = None,  # type: ignore[assignment]
+    ctx: typer.Context,
+    model: Annotated[ModelOptions, Some("model gguf_file revision trust_remote_code dtype device attn quantize kv_dtype")],
+    options: Annotated[CalibrateOptions, Some()],
+    common: Annotated[Common, Some()],
 ) -> None:
     """Measure the cost of a model's forwards on this machine, by tokens, rows and context, and keep it as a cost profile.
 
@@ -86,85 +66,88 @@ def command(
 
     Next: lookahead bench --replay logged.jsonl --tokenizer org/model --cost-profile h200.json
     """
-    from lookahead.errors import UsageError
-    from lookahead.files.outputs import PICTURE, PROFILE, Input, Output, check_outputs
+    from lookahead.files.outputs import PICTURE, PROFILE, Input, Output
 
-    if estimate and out is None:
+    if options.estimate and options.out is None:
         raise UsageError("--estimate: name a file with -o; this machine's own jobs have no use for it.")
-    if estimate:
+    if options.estimate:
         refuse(ctx, "--estimate measures nothing", "random_weights", "device", "attn", "seconds", "quantize", "kv_dtype")
-    reads = [Input("--model", [model.name], hub=True), Input("--config", [config])]
-    outputs = [Output("-o", out, PROFILE), Output("--plot", plot, PICTURE), Output("--log-file", log_file)]
-    check_outputs(outputs, reads, overwrite)
-    if estimate:
+    outputs = [Output("-o", options.out, PROFILE), Output("--plot", options.plot, PICTURE)]
+    common.check(outputs, [Input("--model", [model.name], hub=True)])
+    paths, problems = list[str](), list[LookaheadError]()  # where it was written to, and what went wrong there
+    if options.estimate:
         from lookahead.models.load import estimated_profile
 
-        kept = Kept(estimated_profile(model, estimate))
+        profile = estimated_profile(model, options.estimate)
     else:
-        kept = measured(model, random_weights, seconds, out, json)
-    kept.save(out)
-    show(kept, context, json, plot)
-    if kept.problems:
-        raise kept.problems[0]
+        profile = measured(model, options, common.json, paths, problems)
+    if options.out:
+        try:
+            profile.save(options.out)
+            paths.append(options.out)
+        except LookaheadError as error:
+            problems.append(LookaheadError(f"-o {error}"))
+    if common.json:
+        cdl = {str(rows): profile.cdl(rows, options.context) for rows in ROWS}
+        render.print_json({**profile.as_json(), "cdl": cdl, "path": paths[0] if paths else None})
+    else:
+        print_profile(profile, options.context)
+        for path in paths:
+            render.out.print(f"kept in {path}")
+    if options.plot:
+        from lookahead.bench.plot import draw_profile
+
+        draw_profile(profile, options.plot, ROWS, options.context)
+    if problems:
+        raise problems[0]
 
 
-@dataclasses.dataclass
-class Kept:
-    """A profile, where it was written to, and what went wrong there: the profile is shown first."""
-
-    profile: CostProfile
-    paths: list[str] = dataclasses.field(default_factory=list)
-    problems: list[LookaheadError] = dataclasses.field(default_factory=list)
-
-    def save(self, out: str | None) -> None:
-        if out:
-            try:
-                self.profile.save(out)
-                self.paths.append(out)
-            except LookaheadError as error:
-                self.problems.append(LookaheadError(f"-o {error}"))
-
-
-def measured(model: ModelOptions, random_weights: bool, seconds: int, out: str | None, json: bool) -> Kept:
-    """Measure a model, and keep its profile in the cache."""
+def measured(
+    model: ModelOptions, options: CalibrateOptions, json: bool, paths: list[str], problems: list[LookaheadError]
+) -> CostProfile:
+    """Measure a model, and keep its profile in the cache; its path, or what went wrong there, is appended."""
     from lookahead.bench.calibrate import calibrate
     from lookahead.budget.profile import save_to_cache, why_not_cached
     from lookahead.models.load import load_model, random_model
-    from lookahead_cli import render
 
     no_cache = why_not_cached()
-    if no_cache and out is None:
+    if no_cache and options.out is None:
         raise LookaheadError(f"{no_cache} Or name a file with -o.")
     if no_cache:
-        render.notice(f"{no_cache} The profile goes to {out} only.")
-    load = random_model if random_weights else load_model
-    target = load(model)
+        render.notice(f"{no_cache} The profile goes to {options.out} only.")
+    target = (random_model if options.random_weights else load_model)(model)
     if target.mode not in ("packed", "plain"):
         render.notice(f"{model.name} verifies by {target.mode}: {target.reason}")
     with render.progress("measuring", 100, shown=not json) as update:
-        kept = Kept(calibrate(target, seconds, lambda share: update(round(100 * share), "%"))[0])
+        profile = calibrate(target, options.seconds, lambda share: update(round(100 * share), "%"))[0]
     if not no_cache:
         try:
-            kept.paths.append(str(save_to_cache(kept.profile)))
+            paths.append(str(save_to_cache(profile)))
         except LookaheadError as error:
-            kept.problems.append(error)
-    return kept
+            problems.append(error)
+    return profile
 
 
-def show(kept: Kept, context: int, json: bool, plot: str | None) -> None:
-    """Print the profile, as JSON or as a table, and draw it."""
-    from lookahead_cli import render
-    from lookahead_cli.profile_table import ROWS, print_profile
+def print_profile(profile: CostProfile, context: int) -> None:
+    """The curve as a table with bars, and the CDL of several numbers of rows."""
+    from lookahead.budget.profile import CDL_FACTOR, Forward
 
-    profile, paths = kept.profile, kept.paths
-    if json:
-        cdl = {str(rows): profile.cdl(rows, context) for rows in ROWS}
-        render.print_json({**profile.as_json(), "cdl": cdl, "path": paths[0] if paths else None})
-    else:
-        print_profile(profile, context)
-        for path in paths:
-            render.out.print(f"kept in {path}")
-    if plot:
-        from lookahead.bench.plot import draw_profile
-
-        draw_profile(profile, plot, ROWS, context)
+    setting = profile.setting
+    threads = f", {setting.threads} threads" if setting.threads else ""
+    names = [f"{rows} row{'s' * (rows > 1)}" for rows in ROWS]
+    costs = [[profile.forward_seconds(Forward(rows * n, rows, rows * context)) * 1e3 for n in LENGTHS] for rows in ROWS]
+    bars = ["#" * round(BAR * each / max(costs[0])) for each in costs[0]]
+    render.table(
+        f"{setting.model}: {setting.device}{threads}, {setting.dtype}, {setting.attention}, {context} tokens in the cache "
+        f"({profile.kind})",
+        ["tokens per row", *names, names[0]],
+        [
+            (str(length), *(f"{each:.2f}" for each in of_length), bar.ljust(BAR))
+            for length, bar, *of_length in zip(LENGTHS, bars, *costs, strict=True)
+        ],
+        above="milliseconds of a forward:",
+    )
+    cdls = ", ".join(f"{profile.cdl(rows, context)} with {name}" for rows, name in zip(ROWS, names, strict=True))
+    render.facts(
+        [(f"CDL at {CDL_FACTOR:g}x", cdls), *((name.replace("_", " "), str(value)) for name, value in profile.about.items())]
+    )

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lookahead_cli import render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import typer
 
     from lookahead.bench.compare import Comparison
     from lookahead.bench.lossless import Divergence
     from lookahead.bench.on_model import Scheme
     from lookahead.bench.run import Run
-    from lookahead_cli.bench_options import Outputs
+    from lookahead_cli.bench_options import BenchOptions
 
 SHOWN = 5  # divergences below a table
 BUSY = 0.05  # share of the time that threads waited for a core, from which on a user is warned
 
 
-def show(comparisons: list[Comparison], failed: list[str], sweep: bool, outputs: Outputs, context: typer.Context) -> None:
+def show(context: typer.Context, comparisons: list[Comparison], failed: list[str], bench: BenchOptions, json: bool) -> None:
     """Print and write what was measured. failed: what is wrong with rows that were left out."""
     from lookahead.bench.compare import as_json
-    from lookahead_cli import render
-    from lookahead_cli.bench_options import figure_of
 
-    value = as_json(comparisons)
-    if outputs.json:
-        render.print_json(value)
-    else:
+    def tables() -> None:
         for comparison in comparisons:
-            print_comparison(comparison, sweep)
-    for problem in failed:
-        render.notice(f"left out {problem}")
-    outputs.keep(value, lambda: figure_of(comparisons, sweep), lambda: page_of(comparisons, context.obj, failed, sweep))
+            print_comparison(comparison, bench.sweep)
+
+    figure = functools.partial(figure_of, comparisons, bench.sweep)
+    page = functools.partial(page_of, comparisons, context.obj, failed, bench.sweep)
+    bench.show(json, as_json(comparisons), tables, failed, figure, page)
+
+
+def figure_of(comparisons: Sequence[Comparison], sweep: bool) -> Any:
+    from lookahead.bench.plot import comparison_figure, sweep_figure
+
+    return sweep_figure(comparisons) if sweep else comparison_figure(comparisons)
 
 
 def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequence[str], sweep: bool) -> str:
     """What `print_comparison` prints, and figures, as one HTML page. problems: rows that were left out."""
     from lookahead.bench.report import figures_of
-    from lookahead_cli import render
 
     figures = (figure for comparison in comparisons for figure in figures_of(comparison, sweep))
     with render.on_page(f"lookahead bench: {comparisons[0].model}", figures) as page:
@@ -54,14 +57,10 @@ def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequ
         return page()
 
 
-def show_schemes(schemes: list[Scheme], failed: list[str], outputs: Outputs) -> None:
+def show_schemes(schemes: list[Scheme], failed: list[str], bench: BenchOptions, json: bool) -> None:
     """The same of a model in several quantizations: one table for each batch size."""
-    from lookahead_cli import render
 
-    value = {"schemes": [each.as_json() for each in schemes]}
-    if outputs.json:
-        render.print_json(value)
-    else:
+    def tables() -> None:
         for number, comparison in enumerate(schemes[0].comparisons):
             render.table(
                 f"{comparison.model} ({comparison.dtype}), {comparison.rows} rows, batch {comparison.batch_size}, tokens/s",
@@ -69,21 +68,19 @@ def show_schemes(schemes: list[Scheme], failed: list[str], outputs: Outputs) -> 
                 [_scheme_row(scheme, scheme.comparisons[number]) for scheme in schemes],
                 left=2,
             )
-    for problem in failed:
-        render.notice(f"left out {problem}")
-    outputs.keep(value, lambda: None, lambda: "")
+
+    bench.show(json, {"schemes": [each.as_json() for each in schemes]}, tables, failed)
 
 
 def _scheme_row(scheme: Scheme, comparison: Comparison) -> tuple[str, ...]:
-    from lookahead_cli import render
-
-    best, kept = comparison.best, scheme.kv_bytes_per_token
-    speeds = f"{comparison.runs[0].tokens_per_second:.1f}", f"{best.tokens_per_second:.1f}", f"{best.edl:.2f}"
-    checked = comparison.lossless
-    lossless = f"{checked.identical}/{checked.checked}" if checked else "-"
-    memory = render.size(scheme.weight_bytes), render.size(kept) if kept else "-"
-    loss = "-" if scheme.loss is None else f"{scheme.loss:.4f}"
-    return scheme.quantize, scheme.kv_dtype, *speeds, lossless, *memory, loss
+    best, kept, checked = comparison.best, scheme.kv_bytes_per_token, comparison.lossless
+    return (
+        *(scheme.quantize, scheme.kv_dtype),
+        *(f"{comparison.runs[0].tokens_per_second:.1f}", f"{best.tokens_per_second:.1f}", f"{best.edl:.2f}"),
+        f"{checked.identical}/{checked.checked}" if checked else "-",
+        *(render.size(scheme.weight_bytes), render.size(kept) if kept else "-"),
+        "-" if scheme.loss is None else f"{scheme.loss:.4f}",
+    )
 
 
 def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = False) -> None:
@@ -92,7 +89,6 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
     swept: also how auto compares with the best fixed setting. whole: for a page, with memory and divergences of each run.
     """
     from lookahead.bench.plot import title_of
-    from lookahead_cli import render
 
     repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
     render.table(
@@ -112,33 +108,29 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
             for run in comparison.runs
         ],
     )
-    _print_time(comparison)
+    _print_time(comparison.runs)
     if swept:
         from lookahead.bench.plot import in_words
 
         render.out.print(in_words(comparison))
-    best = comparison.best
+    best, checked, about = comparison.best, comparison.lossless, comparison.environment
     render.accepted_by_source(best.name, best.counts.accepted_by_source)
     render.accepted_by_depth(best.name, best.accepted_by_depth)
-    if comparison.lossless:
-        found, first = comparison.lossless, comparison.lossless_rows
+    if checked:
+        first = comparison.lossless_rows
         of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
-        render.out.print(
-            f"lossless: {found}{of_first}",
-        )
-        shown = found.shown[: len(found.shown) if whole else SHOWN]
+        render.out.print(f"lossless: {checked}{of_first}")
+        shown = checked.shown if whole else checked.shown[:SHOWN]
         for each in shown:
             render.out.print(_where(each))
-        if len(found.divergences) > len(shown):
-            render.out.print(f"... and {len(found.divergences) - len(shown)} more (--json shows 20)")
-    about = comparison.environment
+        if len(checked.divergences) > len(shown):
+            render.out.print(f"... and {len(checked.divergences) - len(shown)} more (--json shows 20)")
     if comparison.predicted:
-        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
-        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {told}")
+        values = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
+        render.out.print(f"predicted from a cost profile ({about['cost_profile']}): {values}")
         return
-    memory = max(run.peak_memory_bytes for run in comparison.runs)
-    engine = comparison.mode if comparison.mode in about else None  # which tells nothing of its memory
-    last = f"{engine} {about[engine]}" if engine else f"peak memory {render.size(memory)}"
+    memory = f"peak memory {render.size(max(run.peak_memory_bytes for run in comparison.runs))}"
+    last = f"{comparison.mode} {about[comparison.mode]}" if comparison.mode in about else memory  # of an engine, its version
     loaded = f"torch {about['torch']}, transformers {about['transformers']}"
     render.out.print(f"{about['processor']}, {about['threads']} threads, {loaded}, {last}")
     if (waited := about.get("waited_for_cores") or 0) > BUSY and not whole:
@@ -148,27 +140,17 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
         )
 
 
-def _print_time(comparison: Comparison) -> None:
+def _print_time(runs: Sequence[Run]) -> None:
     """Where the time of our own runs went."""
-    from lookahead_cli import render
-
-    def cells(run: Run) -> list[str]:
-        split, forward_ms = run.time_split, run.forward_ms()
-        if split is None:
-            return ["-"] * 6
-        return [
-            *(f"{getattr(split, part) / run.seconds:.1%}" for part in ("draft", "forward", "verify", "rest")),
-            f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-",
-            f"{forward_ms:.2f}" if forward_ms else "-",
-        ]
-
-    if not any(run.time_split for run in comparison.runs):
-        return
-    render.table(
-        "where the time went (draft us: per row and step; forward ms: median)",
-        ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"],
-        [(run.name, *cells(run)) for run in comparison.runs if run.time_split],
-    )
+    rows = []
+    for run in runs:
+        if split := run.time_split:
+            shares = (f"{getattr(split, part) / run.seconds:.1%}" for part in ("draft", "forward", "verify", "rest"))
+            draft = f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-"
+            rows.append((run.name, *shares, draft, f"{forward_ms:.2f}" if (forward_ms := run.forward_ms()) else "-"))
+    if rows:
+        columns = ["decoding", "draft", "forward", "verify", "rest", "draft us", "forward ms"]
+        render.table("where the time went (draft us: per row and step; forward ms: median)", columns, rows)
 
 
 def _where(found: Divergence) -> str:

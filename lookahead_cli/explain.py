@@ -42,10 +42,7 @@ class Explainer:
 
     def __init__(self, console: Console, tokenizer: Any | None, rows: int, name: str = ""):
         """rows: the first that many are watched. name: of what is watched, stands before the row's number."""
-        self.console = console
-        self.tokenizer = tokenizer
-        self.rows = rows
-        self.name = name
+        self.console, self.tokenizer, self.rows, self.name = console, tokenizer, rows, name
         self._row = 0  # the one that is shown
 
     def observer_of(self, row: int) -> Observer | None:
@@ -67,11 +64,9 @@ class Explainer:
         if self._row != row:
             print_text(self.console, Text(f"\n{in_one_line(self.name)}row {row}", "bold"))
         self._row = row
-        heading = Text(f"\nstep {step.number}  ", "bold")
-        before = shown(self.tokenizer, step.context)
-        heading.append(end_of(before, self.console.width - heading.cell_len), "cyan")
-        print_text(self.console, heading)
-        found = step.outline()
+        heading, found = Text(f"\nstep {step.number}  ", "bold"), step.outline()
+        room = self.console.width - heading.cell_len
+        print_text(self.console, heading.append(end_of(shown(self.tokenizer, step.context), room), "cyan"))
         draw(self.console, found, self.tokenizer)
         left_out = f", {found.left_out} less probable ones not shown" if found.left_out else ""
         counts = f"accepted {len(step.accepted)} of {step.tree.draft_tokens} drafted{left_out}"
@@ -83,7 +78,7 @@ def draw(console: Console, found: Outline, tokenizer: Any | None, more: Callable
     if not found.lines:
         return
     texts = [Text(shown(tokenizer, line.token_ids, line.before), STYLES[line.kind]) for line in found.lines]
-    columns = [(_probability(line), _match(line), _source(line), more(line)) for line in found.lines]
+    columns = [(*_about(line), more(line)) for line in found.lines]
     widths = [max(map(cell_len, column)) for column in zip(*columns, strict=True)]
     deepest = max(2 * len(line.forks) for line in found.lines)
     needed = max(2 * len(line.forks) + text.cell_len for line, text in zip(found.lines, texts, strict=True))
@@ -95,9 +90,8 @@ def draw(console: Console, found: Outline, tokenizer: Any | None, more: Callable
         about = f"  {probability:>{widths[0]}}  {match:>{widths[1]}}  {source:<{widths[2]}}  {rest}"
         for number, part in enumerate(text.wrap(console, wide, overflow="fold")):
             if number == 0:
-                drawn = Text.assemble((SIGNS[line.kind], STYLES[line.kind]), (begin, "dim"), part)
-                drawn.append(" " * (wide - part.cell_len))
-                drawn.append(about, "dim")
+                before, behind = (SIGNS[line.kind], STYLES[line.kind]), (" " * (wide - part.cell_len) + about, "dim")
+                drawn = Text.assemble(before, (begin, "dim"), part, behind)
             else:
                 drawn = Text.assemble((SIGNS["drafted"] + on, "dim"), part)
             drawn.rstrip()
@@ -139,19 +133,10 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if share >= 0.00095 else "<0.1%"
 
 
-def _probability(line: Line) -> str:
-    first, last = percent(line.first), percent(line.last)
+def _about(line: Line) -> tuple[str, str, str]:
+    """Probability, match and source."""
     if line.kind == "own":
-        return ""
-    return first if first == last else f"{first.rstrip('%')}-{last}"
-
-
-def _match(line: Line) -> str:
-    return "" if line.kind == "own" else f"match {line.match}"
-
-
-def _source(line: Line) -> str:
-    if line.kind == "own":
-        return "the model"
-    source = in_one_line(line.source)
-    return source if len(source) <= LONGEST_SOURCE else source[: LONGEST_SOURCE - 1] + "…"
+        return "", "", "the model"
+    first, last, source = percent(line.first), percent(line.last), in_one_line(line.source)
+    source = source if len(source) <= LONGEST_SOURCE else source[: LONGEST_SOURCE - 1] + "…"
+    return first if first == last else f"{first.rstrip('%')}-{last}", f"match {line.match}", source

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lookahead.errors import RowsFailedError, UsageError
-from lookahead_cli.options import Config
-from lookahead_cli.parameters import with_job_options
+from lookahead.job.spec import JobSpec
+from lookahead.printable import in_one_line
+from lookahead_cli import render
+from lookahead_cli.job_schema import print_options
+from lookahead_cli.options import REPORTING, Common, Some, with_groups
+from lookahead_cli.progress import JobOnScreen, rows_done, table
 
 if TYPE_CHECKING:
     from lookahead.job.progress import JobReport
-    from lookahead.job.spec import JobSpec
 
 
-@with_job_options
+@with_groups
 def command(
-    context: typer.Context,
+    spec: Annotated[JobSpec, Some()],
     print_config: Annotated[
         bool,
         typer.Option(
-            "--print-config",
-            help="Print all options as YAML for --config, and do nothing else.",
-            rich_help_panel="Reporting",
+            "--print-config", help="Print all options as YAML for --config, and do nothing else.", rich_help_panel=REPORTING
         ),
     ] = False,
-    config: Config = None,
-    **options: Any,
+    *,
+    common: Annotated[Common, Some("config")],
 ) -> None:
     """Answer files of prompts: the same tokens as plain decoding, in fewer forwards of the model.
 
@@ -41,24 +42,18 @@ def command(
 
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
-    from lookahead.job.spec import JobSpec
-    from lookahead_cli.job_schema import print_options
-
-    spec = JobSpec.of(**options)
     if print_config:
         print_options(spec)
     elif spec.io.dry_run:
         check(spec)
     else:
-        answer(spec, config)
+        answer(spec, common.config)
 
 
 def answer(spec: JobSpec, config: str | None = None) -> None:
     """Run a job and show it. config: see `run_job`. Raises RowsFailedError if rows have failed."""
     from lookahead.job.run import run_job
     from lookahead.native import compile_ahead
-    from lookahead_cli import render
-    from lookahead_cli.progress import JobOnScreen, rows_done
 
     out, reporting = spec.io.out, spec.reporting
     if reporting.json and out is None and spec.model.model and spec.io.input:
@@ -71,22 +66,21 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
     if report.state == "complete":
         print_report(report, spec)
     elif report.state == "stopped":
-        if report.resumable:
-            instead = " instead of --overwrite" if spec.io.overwrite else ""
-            render.notice(f"stopped after {rows_done(report)}. To continue: the same command with --resume{instead}.")
-        else:
-            render.notice(f"stopped after {rows_done(report)}; every line of {out or 'the output'} is a whole row.")
-        raise typer.Exit(128 + events.stop.number)
+        instead = " instead of --overwrite" if spec.io.overwrite else ""
+        again, whole = (
+            f". To continue: the same command with --resume{instead}",
+            f"; every line of {out or 'the output'} is a whole row",
+        )
+        render.notice(f"stopped after {rows_done(report)}{again if report.resumable else whole}.")
+        raise typer.Exit(128 + events.signal)
 
 
 def print_report(report: JobReport, spec: JobSpec) -> None:
     """Report what a job that is complete came to. Raises RowsFailedError if rows have failed."""
-    from lookahead_cli import progress, render
-
     totals, json = report.totals, spec.reporting.json
     if json:
         render.print_json(report.as_json())
-    progress.table(report, on_stderr=not (json or spec.reporting.quiet))
+    table(report, on_stderr=not (json or spec.reporting.quiet))
     if totals.errors:
         retry = totals.faults and report.resumable
         again = f" {totals.faults} of them may succeed with --resume --retry-errors." if retry else ""
@@ -98,19 +92,13 @@ def print_report(report: JobReport, spec: JobSpec) -> None:
 def check(spec: JobSpec) -> None:
     """List each row that cannot be answered, then count. Raises RowsFailedError if there are such rows."""
     from lookahead.job.check import check_job
-    from lookahead.printable import in_one_line
-    from lookahead_cli import render
 
     json = spec.reporting.json
     report = check_job(spec, lambda problem: None if json else render.out.print(in_one_line(problem)))
     if json:
         render.print_json(report.as_json())
     else:
-        render.facts(
-            [
-                ("rows", f"{report.rows:,} ({report.bad_rows:,} cannot be answered)"),
-                ("prompt tokens", f"{report.prompt_tokens:,}, {report.longest:,} of the longest"),
-            ]
-        )
+        rows = f"{report.rows:,} ({report.bad_rows:,} cannot be answered)"
+        render.facts([("rows", rows), ("prompt tokens", f"{report.prompt_tokens:,}, {report.longest:,} of the longest")])
     if report.bad_rows:
         raise RowsFailedError(f"{report.bad_rows} of {report.rows} rows cannot be answered.")

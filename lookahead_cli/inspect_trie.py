@@ -2,70 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Context, Json, Overwrite, effort_of
-from lookahead_cli.parameters import given
+from lookahead.bench.options import InspectOptions
+from lookahead.errors import UsageError
+from lookahead_cli import render
+from lookahead_cli.options import Common, Resources, Some, given, with_groups
 
 if TYPE_CHECKING:
-    from lookahead.bench.trie_report import Drafted, TrieQuestions, TrieReport
-
+    from lookahead.bench.trie_report import Drafted, TrieReport
 
 SHOWN = 40  # characters of a document
 
 
+@with_groups
 def command(
-    trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read.")],
-    query: Annotated[
-        str | None,
-        typer.Option(
-            "--query",
-            metavar="TEXT",
-            help="Draw only the draft tree that would be verified after this text. For a trie of ids: ids, such as 5 6 7.",
-        ),
-    ] = None,
-    decoding_length: Annotated[
-        int,
-        typer.Option(
-            "--decoding-length",
-            min=2,
-            max=1024,
-            metavar="N",
-            help="Size of the tree of --query: its last token + draft tokens.",
-        ),
-    ] = 16,
-    coverage: Annotated[
-        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: report the EDL to expect on its documents.")
-    ] = None,
-    plot: Annotated[
-        str | None,
-        typer.Option("--plot", metavar="FILE", help="Draw EDL on the --coverage file by size: .png, .pdf or .svg."),
-    ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte: checksums, order, tables.")] = False,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer to show text with. Default: the one it was built with."
-        ),
-    ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Most frequent branches, or documents, to show.")] = 10,
-    documents: Annotated[
-        bool, typer.Option("--documents", help="List the documents instead; with --query those that contain its text.")
-    ] = False,
-    export: Annotated[
-        str | None,
-        typer.Option(
-            "--export",
-            metavar="FILE",
-            help="With --documents: write them as JSON lines, which build-trie and prune-trie --drop-documents read.",
-        ),
-    ] = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    config: Config = None,
-    context: Context = None,  # type: ignore[assignment]
+    context: typer.Context, options: Annotated[InspectOptions, Some()], common: Annotated[Common, Some("overwrite json config")]
 ) -> None:
     """Inspect a trie: size, sources, nodes by depth, most frequent branches. Writes nothing except --plot and --export.
 
@@ -73,65 +29,55 @@ def command(
 
     Next: lookahead generate --model org/model --input prompts.jsonl --trie answers.trie -o out.jsonl
     """
-    from lookahead.bench.trie_report import TrieQuestions
-    from lookahead.errors import UsageError
-    from lookahead.files.outputs import DOCUMENTS, PICTURE, Input, Output, check_outputs
-    from lookahead_cli import render
+    from lookahead.files.outputs import DOCUMENTS, PICTURE, Input, Output
 
+    query, documents, coverage = options.query, options.documents, options.coverage
     if (query is None or documents) and given(context, "decoding_length"):
         raise UsageError("--decoding-length is the size of the tree of a query: --query TEXT.")
     if documents and coverage is not None:
         raise UsageError("--documents lists what the trie holds: leave --coverage out.")
-    if export is not None and not documents:
+    if options.export is not None and not documents:
         raise UsageError("--export writes what --documents lists: give both.")
-    if plot is not None and coverage is None:
+    if options.plot is not None and coverage is None:
         raise UsageError("--plot needs held-out text to measure on: --coverage FILE.")
-    reads = [Input("TRIE", [trie]), Input("--coverage", [coverage]), Input("--config", [config])]
-    reads.append(Input("--tokenizer", [tokenizer], hub=True))
-    check_outputs([Output("--plot", plot, PICTURE), Output("--export", export, DOCUMENTS)], reads, overwrite)
+    outputs = [Output("--plot", options.plot, PICTURE), Output("--export", options.export, DOCUMENTS)]
+    tokenizer = Input("--tokenizer", [options.tokenizer], hub=True)
+    common.check(outputs, [Input("TRIE", [options.trie]), Input("--coverage", [coverage]), tokenizer])
     if documents:
-        show_documents(trie, query, top, export, verify, tokenizer, json)
+        show_documents(options, common.json)
         return
-    asked = TrieQuestions(query, decoding_length, coverage, plot is not None, verify, tokenizer, top)
-    found = inspect(trie, asked, plot)
-    if json:
-        render.print_json(found.as_json(trie))
+    found = inspect(options)
+    if common.json:
+        render.print_json(found.as_json())
     else:
-        show(trie, found, plot, tables=query is None or bool(given(context, "top")))
+        show(found, tables=query is None or bool(given(context, "top")))
 
 
-def show_documents(
-    path: str, query: str | None, top: int, export: str | None, verify: bool, tokenizer: str | None, json: bool
-) -> None:
-    """List the documents that contain the query's text, and write all of them to `export`."""
-    import contextlib
-
+def show_documents(options: InspectOptions, json: bool) -> None:
+    """List the documents that contain the query's text, and write all of them to the file of --export."""
     from lookahead.bench.trie_report import held_documents, load_tokenizer_of
     from lookahead.files.atomic import replacing
     from lookahead.json_text import json_text
     from lookahead.trie.file import Trie
-    from lookahead_cli import render
 
-    opened = Trie(path)
-    if verify:
+    opened, query, export = Trie(options.trie), options.query, options.export
+    if options.verify:
         opened.verify()
-    loaded = load_tokenizer_of(opened, tokenizer, needed=query is not None)
-    listed, matching = [], 0
+    loaded = load_tokenizer_of(opened, options.tokenizer, needed=query is not None)
+    listed, matching, held_in_all = [], 0, opened.header.documents
     with replacing(export, "w") if export is not None else contextlib.nullcontext() as file:
-        for held in held_documents(opened, loaded, query or ""):
-            matching += 1
-            if matching <= top:
+        for matching, held in enumerate(held_documents(opened, loaded, query or ""), 1):
+            if matching <= options.top:
                 listed.append(held)
             if file is not None:
                 row = {"number": held.number, "source": held.source, "ids": held.ids}
                 file.write(json_text({**row, **({} if held.text is None else {"text": held.text})}, "utf-8") + "\n")
     if json:
         rows = [{"number": d.number, "source": d.source, "tokens": len(d.ids), "text": d.text} for d in listed]
-        render.print_json(
-            {"trie": path, "documents": opened.header.documents, "matching": matching, "exported": export, "listed": rows}
-        )
+        counts = {"documents": held_in_all, "matching": matching}
+        render.print_json({"trie": options.trie, **counts, "exported": export, "listed": rows})
         return
-    which = f"{matching:,} of {opened.header.documents:,} documents" + (f" contain {query!r}" if query else "")
+    which = f"{matching:,} of {held_in_all:,} documents" + (f" contain {query!r}" if query else "")
     render.table(
         which, ["number", "source", "tokens", "begins with"],
         [(d.number, d.source, len(d.ids), repr(d.shown[:SHOWN]) if d.text is not None else d.shown[:SHOWN]) for d in listed],
@@ -142,27 +88,24 @@ def show_documents(
         render.notice(f"documents written to {export}: {matching:,}")
 
 
-def inspect(path: str, asked: TrieQuestions, plot: str | None = None) -> TrieReport:
-    """Look into a trie, and draw EDL by size to `plot`."""
+def inspect(options: InspectOptions) -> TrieReport:
+    """Look into a trie, and draw EDL by size to the file of --plot."""
     from lookahead.bench.trie_report import report_on
     from lookahead.trie.file import Trie
-    from lookahead_cli import render
 
-    found = report_on(Trie(path), asked, effort_of("1GiB", 0), render.with_spinner)
-    if plot is not None and found.curve is not None:
+    found = report_on(Trie(options.trie), options, Resources().effort(), render.with_spinner)
+    if options.plot is not None and found.curve is not None:
         from lookahead.bench.plot import draw_capacity
 
-        draw_capacity(list(found.curve), f"{path} on {asked.coverage}", plot)
+        draw_capacity(list(found.curve), f"{options.trie} on {options.coverage}", options.plot)
     return found
 
 
-def show(path: str, found: TrieReport, plot: str | None = None, tables: bool = True) -> None:
+def show(found: TrieReport, tables: bool = True) -> None:
     """The draft tree of a query, facts, EDL. tables: also what the trie holds."""
-    from lookahead_cli import render
-
     if found.drafted is not None:
         _show_query(found, found.drafted)
-    facts = _facts(path, found)
+    facts = _facts(found)
     render.facts(facts if tables else [fact for fact in facts if fact[0] in ("trie", "integrity")])
     if tables:
         _show_tables(found)
@@ -175,15 +118,11 @@ def show(path: str, found: TrieReport, plot: str | None = None, tables: bool = T
             "EDL by size", ["tokens kept", "size", "EDL"],
             [(f"{c.tokens:,}" if c.tokens else "no trie", render.size(c.bytes), f"{c.edl:.2f}") for c in found.curve],
         )  # fmt: skip
-        render.notice(f"drawn to {plot}")
+        render.notice(f"drawn to {found.asked.plot}")
 
 
-def _facts(path: str, found: TrieReport) -> list[tuple[str, str]]:
-    import time
-
-    from lookahead_cli import render
-
-    header, size = found.trie.header, render.size(found.trie.path.stat().st_size)
+def _facts(found: TrieReport) -> list[tuple[str, str]]:
+    path, header, size = found.asked.trie, found.trie.header, render.size(found.trie.path.stat().st_size)
     built = time.strftime("%Y-%m-%d %H:%M", time.localtime(header.created))
     vocabulary = f"vocab {header.vocab_size:,}, {header.tokenizer_fingerprint or '-'}"
     facts = [
@@ -204,32 +143,19 @@ def _facts(path: str, found: TrieReport) -> list[tuple[str, str]]:
 
 
 def _show_tables(found: TrieReport) -> None:
-    from lookahead_cli import render
-
-    render.table(
-        "Sources", ["source", "documents", "tokens", "weight"],
-        [(s.name, s.documents, s.tokens, f"{s.weight:g}") for s in found.trie.header.sources],
-    )  # fmt: skip
+    render.sources("Sources", found.trie.header)
     render.table(
         "Nodes by depth", ["depth", "nodes", "branching", "seen once"],
         [(str(d.depth), d.nodes, f"{d.branching:.2f}", f"{d.singletons:.1%}") for d in found.seen.depths],
     )  # fmt: skip
     if found.seen.top:
-        render.table(
-            "Most frequent branches of 4 tokens", ["text" if found.tokenizer is not None else "token ids", "count"],
-            [(_shown(found, ids), count) for ids, count in found.seen.top],
-        )  # fmt: skip
-
-
-def _shown(found: TrieReport, token_ids: list[int]) -> str:
-    """For a table: the text, or the ids where there is no tokenizer."""
-    text = found.text(token_ids)
-    return str(token_ids) if text is None else repr(text)
+        texts = ((str(ids) if (text := found.text(ids)) is None else repr(text), count) for ids, count in found.seen.top)
+        what = "text" if found.tokenizer is not None else "token ids"
+        render.table("Most frequent branches of 4 tokens", [what, "count"], list(texts))
 
 
 def _show_query(found: TrieReport, drafted: Drafted) -> None:
     from lookahead.draft.explain import Line, outline
-    from lookahead_cli import render
     from lookahead_cli.explain import draw, shown
 
     def seen(line: Line) -> str:

@@ -21,14 +21,11 @@ def job_schema() -> dict[str, Any]:
     """Keys are names of options, with - or _ as they are typed."""
     properties: dict[str, Any] = {}
     for name, each in OPTIONS.items():
-        default = f" Default: {each.about.default_text}." if each.about.default_text else ""
-        described = {**_type_of(kinds(PANELS[each.group][1])[name]), "description": each.about.help + default}
-        if each.about.least is not None:
-            described["minimum"] = each.about.least
-        if each.about.most is not None:
-            described["maximum"] = each.about.most
-        if each.field.default is not None:
-            described["default"] = each.field.default
+        about = each.about
+        default = f" Default: {about.default_text}." if about.default_text else ""
+        limits = {"minimum": about.least, "maximum": about.most, "default": each.field.default}
+        described = {**_type_of(kinds(PANELS[each.group][1])[name]), "description": about.help + default}
+        described |= {key: value for key, value in limits.items() if value is not None}
         properties[name.replace("_", "-")] = described
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
-import typer
+from lookahead.job.plan import weights_by_name
+from lookahead.options import OptionGroup, option
+from lookahead_cli import render
+from lookahead_cli.options import Common, Resources, Some, with_groups
 
-from lookahead_cli.options import Config, Json, LogFile, MaxMemory, Overwrite, Verbose, Workers, effort_of
+
+@dataclasses.dataclass(frozen=True)
+class MergeOptions(OptionGroup):
+    tries: Sequence[str] = option(dataclasses.MISSING, "Trie files to read, all of one tokenizer.", "TRIE...", is_argument=True)
+    out: str = option(dataclasses.MISSING, "Trie file to write.", "FILE", flags=("--out", "-o"))
+    weight: Sequence[str] | None = option(
+        None, "Weight of a trie or source in drafting (default 1); repeat for several.", "NAME=W"
+    )
+    verify: bool = option(
+        True,
+        "For a single trie of one segment: check the order of its suffixes. Several tries are always checked.",
+        flags=("--verify/--no-verify",),
+    )
 
 
+@with_groups
 def command(
-    tries: Annotated[list[str], typer.Argument(metavar="TRIE...", help="Trie files to read, all of one tokenizer.")],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")],
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--weight", metavar="NAME=W", help="Weight of a trie or source in drafting (default 1); repeat for several."
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify/--no-verify",
-            help="For a single trie of one segment: check the order of its suffixes. Several tries are always checked.",
-        ),
-    ] = True,
-    workers: Workers = 0,
-    max_memory: MaxMemory = "1GiB",
-    overwrite: Overwrite = False,
-    json: Json = False,
-    log_file: LogFile = None,
-    verbose: Verbose = False,
-    config: Config = None,
+    options: Annotated[MergeOptions, Some()],
+    resources: Annotated[Resources, Some("workers max_memory")],
+    common: Annotated[Common, Some()],
 ) -> None:
     """Merge tries: counts are added, sources are kept. The result gives the counts of one build over all corpora.
 
@@ -41,25 +40,18 @@ def command(
     """
     from pathlib import Path
 
-    from lookahead.files.outputs import TRIE, Input, Output, check_outputs
-    from lookahead.job.plan import weights_by_name
+    from lookahead.files.outputs import TRIE, Input, Output
     from lookahead.trie.merge import merge_tries
-    from lookahead_cli import render
 
-    outputs = [Output("-o", out, TRIE, ("TRIE",)), Output("--log-file", log_file)]
-    check_outputs(outputs, [Input("TRIE", tries), Input("--config", [config])], overwrite)
-    weights = weights_by_name(weight, "--weight")
-    with render.stages(shown=not json) as progress:
-        header = merge_tries(tries, out, weights, effort_of(max_memory, workers, progress), verify=verify)
+    out, tries = options.out, options.tries
+    common.check([Output("-o", out, TRIE, ("TRIE",))], [Input("TRIE", tries)])
+    weights = weights_by_name(options.weight, "--weight")
+    with render.stages(shown=not common.json) as progress:
+        header = merge_tries(tries, out, weights, resources.effort(progress), verify=options.verify)
     size = Path(out).stat().st_size
-    if json:
+    if common.json:
         sources = [{"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources]
-        render.print_json(
-            {"trie": out, "tokens": header.tokens, "documents": header.documents, "bytes": size, "sources": sources}
-        )
-        return
-    render.table(
-        f"{out}: {header.tokens:,} tokens from {len(tries)} tries, {render.size(size)}",
-        ["source", "documents", "tokens", "weight"],
-        [(s.name, s.documents, s.tokens, f"{s.weight:g}") for s in header.sources],
-    )
+        counts = {"tokens": header.tokens, "documents": header.documents, "bytes": size}
+        render.print_json({"trie": out, **counts, "sources": sources})
+    else:
+        render.sources(f"{out}: {header.tokens:,} tokens from {len(tries)} tries, {render.size(size)}", header)

@@ -1,28 +1,38 @@
-"""Options that several commands share, and reading them from a job file."""
+"""Options of commands. In: dataclasses that declare them (lookahead/options.py), a file of --config. Out: typer parameters.
+
+Panels of --help are those of a job (lookahead/job/spec.py), or named by the options themselves.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import itertools
+import os
 import re
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lookahead.errors import UsageError
-from lookahead.job.spec import MOST_WORKERS, PANELS
-from lookahead_cli.parameters import of_job
+from lookahead.job.spec import MOST_WORKERS, OPTIONS, PANELS, JobSpec
+from lookahead.options import KEY, Option, OptionGroup, declared, kinds, option, typed
+from lookahead_cli import logs
 
 if TYPE_CHECKING:
+    from lookahead.files.outputs import Input, Output
     from lookahead.trie.segment import Effort, Progress
 
-# Panels of --help; those of a job are in lookahead/job/spec.py.
 IO, DRAFTING, MODEL, REPORTING = (PANELS[group][0] for group in ("io", "drafting", "model", "reporting"))
 RESOURCES, RUNS, COSTS = "Resources", "Runs", "Costs"
+ADDRESS = re.compile(r"auto|local|ray://\S+|[^\s/:]+:\d+")
 
 
-def _load_config(context: typer.Context, path: str | None) -> str | None:
+def load_config(context: typer.Context, path: str | None) -> str | None:
     """Make the values of a YAML file the command's defaults. Keys are option names, with - or _."""
     if path is None:
         return None
@@ -70,53 +80,144 @@ def _is_null(node: Any) -> bool:
     return node.id == "scalar" and node.style is None and node.value in ("", "~", "null", "Null", "NULL")
 
 
-Config = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        callback=_load_config,
-        is_eager=True,
-        metavar="FILE",
-        help="YAML file with any options of this command; options on the command line override it.",
-        rich_help_panel=IO,
-    ),
-]
-LogFile = Annotated[str | None, of_job("log_file")]
-Verbose = Annotated[bool, of_job("verbose")]
-Context = typer.Context  # its obj is the command line, as typed
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.", rich_help_panel=REPORTING)
-]
-Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite",
-        help="Replace existing files, including files of another kind.",
-        rich_help_panel=IO,
-    ),
-]
-Workers = Annotated[
-    int,
-    typer.Option(
-        "--workers",
-        min=0,
-        max=MOST_WORKERS,
-        metavar="N",
-        help="Threads that tokenize, sort and merge; 0: one per core.",
-        rich_help_panel=RESOURCES,
-    ),
-]
-MaxMemory = Annotated[
-    str,
-    typer.Option(
-        "--max-memory",
-        metavar="SIZE",
-        help="Memory to stay within, such as 512MiB or 2GiB (the tool itself takes about 0.2GiB).",
-        rich_help_panel=RESOURCES,
-    ),
-]
-Ray = Annotated[str | None, of_job("ray", panel=RESOURCES)]
-ADDRESS = re.compile(r"auto|local|ray://\S+|[^\s/:]+:\d+")
+def begins(names: Iterable[str], incomplete: str) -> list[str]:
+    """Names that a shell completes."""
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _strategies(incomplete: str) -> list[str]:
+    from lookahead.draft.options import STRATEGIES
+
+    return begins(("auto", *STRATEGIES), incomplete)
+
+
+CALLBACKS: dict[str, Callable[..., Any]] = {"config": load_config, "log_file": logs.open_file, "verbose": logs.be_verbose}
+COMPLETIONS = {"strategy": _strategies}
+
+
+def as_of_job(name: str, **others: Any) -> Any:
+    """A field of a group: an option of a job. others: its default or what it declares, where they differ."""
+    default = others.pop("default", OPTIONS[name].field.default)
+    about = dataclasses.replace(OPTIONS[name].about, **others)
+    return dataclasses.field(default=default, metadata={KEY: about})
+
+
+def _parameter(kind: type, name: str, default: Any, about: Option) -> inspect.Parameter:
+    """Of a function, for an option of a group."""
+    if about.is_argument:
+        made = typer.Argument(metavar=about.metavar, help=about.help)
+    else:
+        made = typer.Option(
+            *(about.flags or (typed(name),)),
+            metavar=about.metavar,
+            help=about.help,
+            min=about.least,
+            max=about.most,
+            show_default=about.default_text or True,
+            rich_help_panel=about.panel,
+            callback=CALLBACKS.get(name),
+            is_eager=name == "config",
+            autocompletion=about.complete or COMPLETIONS.get(name),
+        )
+    default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+    annotation: Any = Annotated[_type_of(kinds(kind)[name]), made]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _type_of(members: tuple[type, ...]) -> Any:
+    """The type that typer parses: of several values a list, of a number or a word a text."""
+    base: Any = next(kind for kind in members if kind is not type(None))
+    if tuple in members:
+        base = list[int] if int in members else list[str]
+    elif str in members:
+        base = str
+    return base | None if type(None) in members else base
+
+
+class Some:
+    """Options of a group, or of a job, that a command has.
+
+    names: separated by spaces; "": all. others: by name what they declare that differs, and their default.
+    """
+
+    def __init__(self, names: str = "", **others: dict[str, Any]):
+        self._names, self._others = names.split(), others
+
+    def parameters(self, group: type[OptionGroup] | type[JobSpec]) -> Iterator[inspect.Parameter]:
+        """Of a function, one an option."""
+        of_job = {name: (PANELS[each.group][1], each.field, each.about) for name, each in OPTIONS.items()}
+        options = {name: about for name, about in of_job.items() if group in (JobSpec, about[0])}
+        if not options:
+            options = {each.name: (group, each, declared(each)) for each in dataclasses.fields(group)}  # type: ignore[misc]
+        for name in self._names or options:
+            kind, field, about = options[name]
+            others = dict(self._others.get(name, {}))
+            default = others.pop("default", field.default)
+            yield _parameter(kind, name, default, dataclasses.replace(about, **others))
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which gets a group of options for each of its parameters of the type Annotated[group, Some(...)]."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters, groups = list[inspect.Parameter](), dict[str, tuple[Any, list[str]]]()
+    for each in signature.parameters.values():
+        kind, *about = typing.get_args(each.annotation) or [each.annotation]
+        if about and isinstance(about[0], Some):
+            options = list(about[0].parameters(kind))
+            groups[each.name] = kind.of if kind is JobSpec else kind, [option.name for option in options]
+            parameters += options
+        else:
+            parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def grouped(**values: Any) -> None:
+        made = {name: of(**{option: values.pop(option) for option in names}) for name, (of, names) in groups.items()}
+        command(**made, **values)
+
+    grouped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    grouped.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+    return grouped
+
+
+@dataclasses.dataclass(frozen=True)
+class Common(OptionGroup):
+    """Options of most commands."""
+
+    overwrite: bool = option(False, "Replace existing files, including files of another kind.", panel=IO)
+    json: bool = option(False, "Print one JSON object on stdout and nothing else.", panel=REPORTING)
+    log_file: str | None = as_of_job("log_file")
+    verbose: bool = as_of_job("verbose")
+    config: str | None = option(
+        None, "YAML file with any options of this command; options on the command line override it.", "FILE", panel=IO
+    )
+
+    def check(self, outputs: Sequence[Output], inputs: Sequence[Input]) -> None:
+        """See `check_outputs`; these, and the files of these options."""
+        from lookahead.files.outputs import Input, Output, check_outputs
+
+        outputs = [*outputs, Output("--log-file", self.log_file)]
+        check_outputs(outputs, [*inputs, Input("--config", [self.config])], self.overwrite)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources(OptionGroup):
+    """What work on tries may use."""
+
+    workers: int = option(
+        0, "Threads that tokenize, sort and merge; 0: one per core.", "N", least=0, most=MOST_WORKERS, panel=RESOURCES
+    )
+    max_memory: str = option(
+        "1GiB", "Memory to stay within, such as 512MiB or 2GiB (the tool itself takes about 0.2GiB).", "SIZE", panel=RESOURCES
+    )
+    ray: str | None = as_of_job("ray", panel=RESOURCES)
+
+    def effort(self, progress: Progress | None = None) -> Effort:
+        """Of a build, merge or prune."""
+        from lookahead.trie.segment import Effort, no_progress
+        from lookahead_cli.render import notice
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return Effort(size_in_bytes(self.max_memory), self.workers or cores, progress or no_progress, notice)
 
 
 def with_address(typed: Sequence[str]) -> list[str]:
@@ -127,40 +228,25 @@ def with_address(typed: Sequence[str]) -> list[str]:
     return line
 
 
-def effort_of(max_memory: str, workers: int, progress: Progress | None = None) -> Effort:
-    """What a build, merge or prune may use; 0 workers: one per core that this process may run on."""
-    import os
-
-    from lookahead.trie.segment import Effort, no_progress
-    from lookahead_cli.render import notice
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Effort(size_in_bytes(max_memory), workers or cores, progress or no_progress, notice)
+def given(context: typer.Context, *names: str) -> list[str]:
+    """Flags of those parameters that were given, on the line or in the file of --config, be it as their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    flags = {each.name: max(each.opts, key=len) for each in context.command.params}
+    return [flags[name] for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
 
 
-def part_of(whole: int, text: str, what: str) -> int | None:
-    """ "50%" -> that share of `whole`, which is `what`; None for no percentage. Raises UsageError outside of 0 to 100."""
-    if not text.strip().endswith("%"):
-        return None
-    try:
-        share = float(text.strip()[:-1]) / 100
-    except ValueError:
-        share = -1.0
-    if not 0 < share <= 1:
-        raise UsageError(f"{text!r}: give a percentage of the {what}, above 0 and at most 100, such as 50%.")
-    return max(1, int(share * whole))
+def refuse(context: typer.Context, why: str, *names: str) -> None:
+    """Raise UsageError if one of these was given: none of them could be honoured."""
+    if flags := given(context, *names):
+        raise UsageError(f"{why}: leave out {', '.join(flags)}.")
 
 
 def size_in_bytes(text: str) -> int:
     """ "512", "64KiB", "1.5MB", "2GiB" -> bytes. Raises UsageError for anything else."""
-    units = {"": 1, "b": 1}
-    for power, letter in enumerate("kmg", 1):
-        units.update({letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power})
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().lower()
+    number, letter, unit = re.findall(r"^(.*?)\s*(?:([kmg])(i?b)?|b)?$", text.strip().lower(), re.DOTALL)[0]
     try:
-        size = int(float(number) * units[unit])
-    except (ValueError, KeyError, OverflowError) as error:
+        size = int(float(number) * (1000 if unit == "b" else 1024) ** " kmg".index(letter or " "))
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"size {text!r}: give bytes, or a number with KiB, MiB or GiB.") from error
     if size <= 0:
         raise UsageError(f"size {text!r}: must be more than 0 bytes.")

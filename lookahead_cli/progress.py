@@ -1,34 +1,58 @@
-"""A job on screen: a bar on a terminal, else a line now and then; a table at the end. All on stderr."""
+"""Jobs, benches and replays on screen: a bar on a terminal, else a line now and then; a table at the end. All on stderr.
+
+A job ends well: the first SIGINT or SIGTERM lets the step in progress end, the second ends the process at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lookahead.job.events import JobEvents
-from lookahead.job.progress import JobProgress, JobReport
-from lookahead.job.record import shown_edl
+from lookahead.job.events import BenchEvents, Events, JobEvents
 from lookahead_cli import logs, render
-from lookahead_cli.stopping import Stop, on_signals
+from lookahead_cli.explain import Explainer
 
 if TYPE_CHECKING:
     from lookahead.decode.engine import Clock
     from lookahead.draft.explain import ObserverOf
+    from lookahead.job.progress import JobProgress, JobReport
     from lookahead.job.spec import JobSpec
 
 BAR_SECONDS, TIMES_SECONDS = 0.25, 60.0
 PARTS = ("draft", "forward", "verify")  # of a step, as the engine's clock has them
 
 
-class JobOnScreen(JobEvents):
-    """Shows a job as its options ask for. stop: what a signal has asked for."""
+@contextlib.contextmanager
+def on_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """Calls stop(number) of the first signal, as long as the block runs (in the main thread: no other may take signals)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    def __init__(self, spec: JobSpec):
-        self.stop = Stop()
-        self._shown = not (spec.reporting.quiet or spec.reporting.explain)
-        self._stdout_is_free = spec.io.out is not None and not spec.reporting.json
+    def first(number: int, frame: FrameType | None) -> None:
+        stop(number)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)  # so that the second needs nobody's consent
+        show_cursor = b"\x1b[?25h" if sys.stderr.isatty() else b""
+        os.write(2, show_cursor + b"\nstopping after this step; once more stops at once\n")
+
+    before = {each: signal.signal(each, first) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+class OnScreen(Events):
+    """What jobs, benches and replays show alike."""
 
     def notice(self, text: str) -> None:
         render.notice(text)
@@ -36,24 +60,49 @@ class JobOnScreen(JobEvents):
     def with_spinner(self, act: Callable[[], Any], why: str) -> Any:
         return render.with_spinner(act, why)
 
+
+class BenchOnScreen(OnScreen, BenchEvents):
+    """Shows how far a bench or a replay is. json: stdout is for one object."""
+
+    def __init__(self, json: bool):
+        self._json = json
+
+    @contextlib.contextmanager
+    def working(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        with render.progress(what, total, shown=not self._json) as update:
+            yield lambda done: update(done, unit)
+
+    def observers(self, tokenizer: Any | None, rows: int, name: str) -> Any:
+        return Explainer(render.err if self._json else render.out, tokenizer, rows, name).observer_of
+
+
+class JobOnScreen(OnScreen, JobEvents):
+    """Shows a job as its options ask for. signal: that asked for the end; 0: none did."""
+
+    def __init__(self, spec: JobSpec):
+        self.signal = 0
+        self._shown = not (spec.reporting.quiet or spec.reporting.explain)
+        self._stdout_is_free = spec.io.out is not None and not spec.reporting.json
+
     @contextlib.contextmanager
     def running(self, progress: JobProgress) -> Iterator[None]:
-        with on_signals() as self.stop, shown(progress, self._shown):
+        with on_signals(self._stop), shown(progress, self._shown):
             yield
 
+    def _stop(self, number: int) -> None:
+        self.signal = number
+
     def stopped(self) -> bool:
-        return self.stop.wanted()
+        return self.signal != 0
 
     def observers(self, tokenizer: Any | None, rows: int) -> ObserverOf:
-        from lookahead_cli.explain import Explainer
-
         return Explainer(render.out if self._stdout_is_free else render.err, tokenizer, rows=rows).observer_of
 
 
 @contextlib.contextmanager
 def shown(progress: JobProgress, wanted: bool) -> Iterator[None]:
     """Show the progress of a job for as long as the block runs; what steps of its engine take is logged every minute."""
-    times = StepTimes(progress.clock) if progress.clock else None
+    times = _step_times(progress.clock) if progress.clock else None
     if times:
         progress.every(TIMES_SECONDS, times)
     with render.progress("answering", progress.expected, wanted, progress.totals.rows) as update:
@@ -66,18 +115,18 @@ def shown(progress: JobProgress, wanted: bool) -> Iterator[None]:
         times()
 
 
-class StepTimes:
+def _step_times(clock: Clock) -> Callable[[], None]:
     """Logs what steps took on average, since the last time."""
+    before = dataclasses.replace(clock)
 
-    def __init__(self, clock: Clock):
-        self._clock, self._before = clock, dataclasses.replace(clock)
-
-    def __call__(self) -> None:
-        now, before = dataclasses.replace(self._clock), self._before
-        if steps := now.steps - before.steps:
-            parts = (f"{part} {1e3 * (getattr(now, part) - getattr(before, part)) / steps:.2f} ms" for part in PARTS)
+    def log() -> None:
+        nonlocal before
+        now, last, before = clock, before, dataclasses.replace(clock)
+        if steps := now.steps - last.steps:
+            parts = (f"{part} {1e3 * (getattr(now, part) - getattr(last, part)) / steps:.2f} ms" for part in PARTS)
             logs.package.info("%s", f"{steps:,} steps: {', '.join(parts)} on average")
-        self._before = now
+
+    return log
 
 
 def rows_done(of: JobProgress | JobReport) -> str:
@@ -88,6 +137,8 @@ def rows_done(of: JobProgress | JobReport) -> str:
 
 def speed(progress: JobProgress) -> str:
     """Tokens per second and what drafts bring."""
+    from lookahead.job.record import shown_edl
+
     run, speedup = progress.run, progress.speedup
     parts = [f"{run.tokens / progress.seconds:,.0f} tokens/s", f"EDL {shown_edl(run.edl)}"]
     if speedup and speedup.is_measured:
@@ -109,22 +160,21 @@ def line(progress: JobProgress, on_stderr: bool = True) -> None:
 
 def table(report: JobReport, on_stderr: bool = True) -> None:
     """What the job came to: on stderr and in the log file; or there alone."""
+    from lookahead.job.record import shown_edl
+
     totals, run = report.totals, report.run
-    rows = [("rows", f"{totals.rows:,} ({totals.errors:,} failed)"), ("tokens", f"{totals.tokens:,}")]
-    if totals.rows > run.rows:
-        rows.append(("in this run", f"{run.rows:,} rows, {run.tokens:,} tokens"))
-    rows += [
+    rows = [
+        ("rows", f"{totals.rows:,} ({totals.errors:,} failed)"),
+        ("tokens", f"{totals.tokens:,}"),
+        ("in this run", f"{run.rows:,} rows, {run.tokens:,} tokens" if totals.rows > run.rows else ""),
         ("time", f"{duration(report.seconds)}, after {duration(report.loading_seconds)} of loading"),
         ("speed", f"{run.tokens / report.seconds:,.1f} tokens/s{_over_plain(report)}"),
         ("EDL", shown_edl(run.edl)),
+        ("accepted by", render.shares(run.accepted_by_source)),
+        ("no drafts", why_no_drafts(report.used)),
+        ("forward", str(report.used.get("path") or "")),
     ]
-    if total := sum(run.accepted_by_source.values()):
-        shares = [f"{name} {count / total:.0%}" for name, count in run.accepted_by_source.most_common()]
-        rows.append(("accepted by", ", ".join(shares)))
-    if why := why_no_drafts(report.used):
-        rows.append(("no drafts", why))
-    if path := report.used.get("path"):
-        rows.append(("forward", path))
+    rows = [(name, value) for name, value in rows if value]
     for name, value in rows:
         logs.note(f"{name}: {value}")
     if on_stderr:

@@ -2,82 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lookahead_cli.options import (
-    Config,
-    Context,
-    Json,
-    LogFile,
-    MaxMemory,
-    Overwrite,
-    Verbose,
-    Workers,
-    effort_of,
-    part_of,
-    size_in_bytes,
-)
-from lookahead_cli.parameters import given
+from lookahead.errors import UsageError
+from lookahead.options import OptionGroup, option
+from lookahead_cli import render
+from lookahead_cli.options import Common, Resources, Some, given, size_in_bytes, with_groups
 
 if TYPE_CHECKING:
-    from lookahead.corpus.tables import Split
     from lookahead.token_documents import TokenDocument
     from lookahead.trie.file import Trie
 
 
+@dataclasses.dataclass(frozen=True)
+class PruneOptions(OptionGroup):
+    trie: str = option(dataclasses.MISSING, "Trie file to read.", "TRIE", is_argument=True)
+    out: str = option(dataclasses.MISSING, "Trie file to write.", "FILE", flags=("--out", "-o"))
+    min_count: int = option(1, "Drop branches seen fewer than N times.", "N", least=1)
+    max_tokens: str | None = option(
+        None,
+        "Keep the documents with the most benefit per byte, N tokens in total; or a share of the tokens, such as 50%.",
+        "N",
+    )
+    max_bytes: str | None = option(None, "The same by file size, such as 64MiB; or 50% of the file.", "SIZE")
+    drop_source: Sequence[str] | None = option(None, "Drop documents of this source; repeat for several.", "NAME")
+    drop_documents: Sequence[str] | None = option(
+        None, "Drop the documents that are in this corpus file, by their exact tokens; repeat for several.", "CORPUS"
+    )
+    text_field: str | None = option(None, "Field with the text of --drop-documents. Default: as of build-trie.", "NAME")
+    coverage: str | None = option(None, "Corpus file: report the cost of pruning in EDL.", "FILE")
+    tokenizer: str | None = option(None, "Tokenizer for corpus files. Default: the trie's own.", "NAME_OR_DIR")
+
+
+@with_groups
 def command(
-    trie: Annotated[str, typer.Argument(metavar="TRIE", help="Trie file to read.")],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Trie file to write.")],
-    min_count: Annotated[
-        int, typer.Option("--min-count", min=1, metavar="N", help="Drop branches seen fewer than N times.")
-    ] = 1,
-    max_tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--max-tokens",
-            metavar="N",
-            help="Keep the documents with the most benefit per byte, N tokens in total; or a share of the tokens, such as 50%.",
-        ),
-    ] = None,
-    max_bytes: Annotated[
-        str | None,
-        typer.Option("--max-bytes", metavar="SIZE", help="The same by file size, such as 64MiB; or 50% of the file."),
-    ] = None,
-    drop_source: Annotated[
-        list[str] | None,
-        typer.Option("--drop-source", metavar="NAME", help="Drop documents of this source; repeat for several."),
-    ] = None,
-    drop_documents: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drop-documents",
-            metavar="CORPUS",
-            help="Drop the documents that are in this corpus file, by their exact tokens; repeat for several.",
-        ),
-    ] = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            "--text-field", metavar="NAME", help="Field with the text of --drop-documents. Default: as of build-trie."
-        ),
-    ] = None,
-    coverage: Annotated[
-        str | None, typer.Option("--coverage", metavar="FILE", help="Corpus file: report the cost of pruning in EDL.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option("--tokenizer", metavar="NAME_OR_DIR", help="Tokenizer for corpus files. Default: the trie's own."),
-    ] = None,
-    workers: Workers = 0,
-    max_memory: MaxMemory = "1GiB",
-    overwrite: Overwrite = False,
-    json: Json = False,
-    log_file: LogFile = None,
-    verbose: Verbose = False,
-    config: Config = None,
-    context: Context = None,  # type: ignore[assignment]
+    context: typer.Context,
+    options: Annotated[PruneOptions, Some()],
+    resources: Annotated[Resources, Some("workers max_memory")],
+    common: Annotated[Common, Some()],
 ) -> None:
     """Write a smaller trie and report the cost. The input is not changed, unless -o names it and --overwrite is given.
 
@@ -87,66 +53,72 @@ def command(
     Example: lookahead prune-trie answers.trie -o small.trie --max-bytes 64MiB --coverage held-out.jsonl
     """
     from lookahead.bench.trie_report import load_tokenizer_of
-    from lookahead.errors import UsageError
-    from lookahead.files.outputs import TRIE, Input, Output, check_outputs
+    from lookahead.files.outputs import TRIE, Input, Output
     from lookahead.trie.file import Trie
     from lookahead.trie.prune import prune_trie
-    from lookahead_cli import render
 
+    trie, out, coverage = options.trie, options.out, options.coverage
     if not given(context, "min_count", "max_tokens", "max_bytes", "drop_source", "drop_documents"):
         raise UsageError("nothing to prune: give --min-count, --max-tokens, --max-bytes, --drop-source or --drop-documents.")
-    reads = [Input("--coverage", [coverage]), Input("--tokenizer", [tokenizer], hub=True), Input("--config", [config])]
-    reads.append(Input("--drop-documents", drop_documents or []))
-    reads += [] if overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
-    check_outputs([Output("-o", out, TRIE), Output("--log-file", log_file)], reads, overwrite)
-    tokens = _tokens(max_tokens) if max_tokens is not None else None
-    opened = Trie(trie)
-    if max_tokens is not None and tokens is None:
-        tokens = part_of(opened.header.tokens, max_tokens, "tokens")
-    limit = None
-    if max_bytes is not None:
-        limit = part_of(opened.path.stat().st_size, max_bytes, "file") or size_in_bytes(max_bytes)
+    reads = [Input("--coverage", [coverage]), Input("--tokenizer", [options.tokenizer], hub=True)]
+    reads.append(Input("--drop-documents", options.drop_documents or []))
+    reads += [] if common.overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
+    common.check([Output("-o", out, TRIE)], reads)
+    tokens, limit, opened = _tokens(options.max_tokens), None, Trie(trie)
+    if options.max_tokens is not None and tokens is None:
+        tokens = _part_of(opened.header.tokens, options.max_tokens, "tokens")
+    if options.max_bytes is not None:
+        limit = _part_of(opened.path.stat().st_size, options.max_bytes, "file") or size_in_bytes(options.max_bytes)
     loaded = None
-    if (coverage is not None or drop_documents) and opened.header.tokenizer_fingerprint:
-        loaded = load_tokenizer_of(opened, tokenizer, needed=True)
-    unwanted = _documents(drop_documents or [], opened, loaded, text_field)
+    if (coverage is not None or options.drop_documents) and opened.header.tokenizer_fingerprint:
+        loaded = load_tokenizer_of(opened, options.tokenizer, needed=True)
+    unwanted = _documents(options.drop_documents or (), opened, loaded, options.text_field)
     before = _described(opened, coverage, loaded)
-    with render.stages(shown=not json) as progress:
-        effort = effort_of(max_memory, workers, progress)
-        prune_trie(trie, out, min_count, tokens, limit, drop_source or (), unwanted, effort=effort)
+    with render.stages(shown=not common.json) as progress:
+        what = options.min_count, tokens, limit, options.drop_source or (), unwanted
+        prune_trie(trie, out, *what, effort=resources.effort(progress))
     after = _described(Trie(out), coverage, loaded)
-    if json:
+    if common.json:
         render.print_json({"before": before, "after": after})
         return
-    costs = ["EDL"] if coverage else []
-    rows = {"before": before, "after": after}
     render.table(
         f"{trie} -> {out}",
-        ["", "tokens", "documents", "branches", "size", *costs],
+        ["", "tokens", "documents", "branches", "size", *(["EDL"] if coverage else [])],
         [
             (
                 *(when, row["tokens"], row["documents"], row["branches"], render.size(row["bytes"])),
-                *([f"{row['edl']:.2f}"] if costs else []),
+                *([f"{row['edl']:.2f}"] if coverage else []),
             )
-            for when, row in rows.items()
+            for when, row in (("before", before), ("after", after))
         ],
     )
 
 
-def _documents(names: list[str], trie: Trie, tokenizer: Any | None, text_field: str | None) -> list[TokenDocument]:
+def _documents(names: Sequence[str], trie: Trie, tokenizer: Any | None, text_field: str | None) -> list[TokenDocument]:
     """Of --drop-documents, read as the trie's corpus was. A row that cannot be used is an error: its text would stay."""
     from lookahead.corpus.read import CorpusReport, expand, read_documents
 
-    split: Split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
+    split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
     read = CorpusReport(), text_field, None, True, trie.header.vocab_size, 1
     return list(read_documents(expand(names), tokenizer, *read, split)) if names else []
 
 
-def _tokens(text: str) -> int | None:
-    """Of --max-tokens; None for a percentage. Raises UsageError for what is neither that nor a number above 0."""
-    from lookahead.errors import UsageError
+def _part_of(whole: int, text: str, what: str) -> int | None:
+    """ "50%" -> that share of `whole`, which is `what`; None for no percentage. Raises UsageError outside of 0 to 100."""
+    if not text.strip().endswith("%"):
+        return None
+    try:
+        share = float(text.strip()[:-1]) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{text!r}: give a percentage of the {what}, above 0 and at most 100, such as 50%.")
+    return max(1, int(share * whole))
 
-    if part_of(1, text, "tokens"):
+
+def _tokens(text: str | None) -> int | None:
+    """Of --max-tokens; None for a percentage. Raises UsageError for what is neither that nor a number above 0."""
+    if text is None or _part_of(1, text, "tokens"):
         return None
     if not text.isdecimal() or not 1 <= int(text[:20]) < 1 << 63:
         raise UsageError(f"--max-tokens {text}: give a number of tokens, or a percentage such as 50%.")
@@ -156,7 +128,6 @@ def _tokens(text: str) -> int | None:
 def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[str, Any]:
     """Sizes of a trie, and what EDL to expect on the documents of a corpus file."""
     from lookahead.bench.trie_report import coverage as measure
-    from lookahead_cli import render
 
     header = trie.header
     found = {

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lookahead.bench.options import QuantizeOptions
+from lookahead.errors import UsageError
 from lookahead.models.options import ModelOptions
-from lookahead_cli.options import Config, Context, Json, LogFile, Verbose
-from lookahead_cli.parameters import Some, given, with_groups
+from lookahead_cli import render
+from lookahead_cli.options import Common, Some, given, with_groups
+from lookahead_cli.progress import BenchOnScreen
 
 if TYPE_CHECKING:
     from lookahead.bench.quantized import QuantizeReport
@@ -18,40 +21,10 @@ WORST = 5  # layers that are shown
 
 @with_groups
 def command(
+    context: typer.Context,
     model: Annotated[ModelOptions, Some("model gguf_file revision trust_remote_code")],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="Folder to write; it must not exist.")] = "",
-    weights: Annotated[
-        str, typer.Option("--weights", metavar="SCHEME", help="int8, or int4 (groups of 64; the output layer int8).")
-    ] = "int8",
-    text: Annotated[
-        str | None,
-        typer.Option("--text", metavar="FILE", help="Corpus file: report what quantizing costs on its texts."),
-    ] = None,
-    activations: Annotated[
-        str,
-        typer.Option(
-            "--activations",
-            metavar="SCHEME",
-            help="int8, mixed (4 bits, blocks of channels with outliers 8), or none (weights only).",
-        ),
-    ] = "int8",
-    calibration: Annotated[
-        str | None,
-        typer.Option("--calibration", metavar="FILE", help="Corpus file or trie to round weights on; mixed needs it."),
-    ] = None,
-    loss_budget: Annotated[
-        float, typer.Option("--loss-budget", min=0, metavar="NATS", help="With mixed: loss per token that 4 bits may add.")
-    ] = 0.03,
-    pack_embedding: Annotated[
-        bool,
-        typer.Option("--pack-embedding", help="Write the embedding in 8 or 4 bits, too: our commands alone load the folder."),
-    ] = False,
-    rows: Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Texts of --text and --calibration.")] = 64,
-    json: Json = False,
-    log_file: LogFile = None,
-    verbose: Verbose = False,
-    config: Config = None,
-    context: Context = None,  # type: ignore[assignment]
+    options: Annotated[QuantizeOptions, Some()],
+    common: Annotated[Common, Some("json log_file verbose config")],
 ) -> None:
     """Quantize a model's linear layers, and write it as a folder that generate, bench and transformers load.
 
@@ -63,23 +36,19 @@ def command(
 
     Next: lookahead bench --model model-int4 --input prompts.jsonl
     """
-    from lookahead.bench.quantized import QuantizeSpec, quantize
-    from lookahead.errors import UsageError
-    from lookahead.files.outputs import Input, Output, check_outputs
-    from lookahead_cli import render
-    from lookahead_cli.bench_options import on_screen
+    from lookahead.bench.quantized import quantize
+    from lookahead.files.outputs import Input
 
-    if model.model is None or not out:
+    if model.model is None or not options.out:
         raise UsageError("name a model and a new folder: --model org/name or a folder, -o DIR.")
-    if text is None and calibration is None and given(context, "rows"):
+    if options.text is None and options.calibration is None and given(context, "rows"):
         raise UsageError("--rows is of texts to compare or calibrate on: --text FILE, --calibration FILE.")
-    if activations != "mixed" and given(context, "loss_budget"):
+    if options.activations != "mixed" and given(context, "loss_budget"):
         raise UsageError("--loss-budget is of --activations mixed.")
-    files = [Input("--text", [text]), Input("--calibration", [calibration]), Input("--config", [config])]
-    check_outputs([Output("--log-file", log_file)], [Input("--model", [model.name], hub=True), *files], False)
-    more = activations, calibration, loss_budget, pack_embedding
-    report = quantize(QuantizeSpec(model, out, weights, text, rows, *more), on_screen(json))
-    if json:
+    files = Input("--text", [options.text]), Input("--calibration", [options.calibration])
+    common.check([], [Input("--model", [model.name], hub=True), *files])
+    report = quantize(model, options, BenchOnScreen(common.json))
+    if common.json:
         render.print_json(report.as_json())
     else:
         show(report)
@@ -87,19 +56,17 @@ def command(
 
 def show(report: QuantizeReport) -> None:
     """Sizes, the layers that lose most, and what that costs."""
-    from lookahead_cli import render
-
-    written, compared, out = report.written, report.compared, report.spec.out
+    written, compared, options = report.written, report.compared, report.options
     errors = sorted(written.layers, key=lambda layer: -layer.error)
     render.facts(
         [
-            ("written", f"{out}, {len(written.layers)} layers in {report.spec.scheme}"),
+            ("written", f"{options.out}, {len(written.layers)} layers in {options.weights}"),
             ("weights", f"{render.size(written.bytes_after)}, {written.bytes_after / written.bytes_before:.2f} of before"),
         ]
     )
     if report.mixed is not None:
         mixed, cost = report.mixed, report.mixed.loss - report.mixed.loss_in_8_bits
-        cost_of_4 = f"{cost:+.4f} nats a token of {report.spec.calibration}"
+        cost_of_4 = f"{cost:+.4f} nats a token of {options.calibration}"
         render.facts([("tokens", f"{mixed.share:.0%} of {mixed.blocks} blocks in 8 bits, others in 4: {cost_of_4}")])
     render.table(
         "Layers that rounding changes most", ["layer", "bits", "RMS error"],
@@ -113,9 +80,9 @@ def show(report: QuantizeReport) -> None:
             apart = f"; that of text {answers.text + 1} differs first, at token {answers.token + 1}"
         render.facts(
             [
-                ("loss", f"{change}, on {before.tokens:,} tokens of {report.spec.text}"),
+                ("loss", f"{change}, on {before.tokens:,} tokens of {options.text}"),
                 ("perplexity", f"{before.perplexity:.3f} to {after.perplexity:.3f}"),
                 ("answers", f"{answers.identical} of {answers.answers} greedy ones stay the same{apart}"),
             ]
         )
-    render.out.print(f"Next: lookahead bench --model {out} --input prompts.jsonl")
+    render.out.print(f"Next: lookahead bench --model {options.out} --input prompts.jsonl")

@@ -20,6 +20,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -35,6 +36,7 @@ from lookahead_cli import logs
 
 if TYPE_CHECKING:
     from lookahead.corpus.read import CorpusReport
+    from lookahead.trie.format import TrieHeader
 
 
 class _Console(Console):
@@ -94,6 +96,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], lef
     out.print(made, soft_wrap=False)
 
 
+def sources(title: str, header: TrieHeader, weights: bool = True) -> None:
+    """The table of a trie's sources."""
+    columns = ["source", "documents", "tokens", *(["weight"] if weights else [])]
+    rows = [(s.name, s.documents, s.tokens, *([f"{s.weight:g}"] if weights else [])) for s in header.sources]
+    table(title, columns, rows)
+
+
 @contextlib.contextmanager
 def on_page(title: str, figures: Iterable[tuple[str, Any]] = ()) -> Iterator[Callable[[], str]]:
     """What is printed on stdout meanwhile comes into a page instead. Yields a function that returns its HTML, which needs no
@@ -145,19 +154,21 @@ def folded(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
-    """A line on stdout: the sources of accepted tokens, in shares; nothing if none was accepted."""
+def shares(counts: Mapping[str, int]) -> str:
+    """Of accepted tokens by source, the largest first; "" if none was accepted."""
     total = sum(counts.values())
-    parts = (f"{source} {count / total:.0%}" for source, count in sorted(counts.items(), key=lambda item: -item[1]))
-    if total:
-        out.print(f"accepted by source ({name}): {', '.join(parts)}")
+    ordered = sorted(counts.items(), key=lambda item: -item[1]) if total else ()
+    return ", ".join(f"{source} {count / total:.0%}" for source, count in ordered)
+
+
+def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
+    """A line on stdout; nothing if none was accepted."""
+    if listed := shares(counts):
+        out.print(f"accepted by source ({name}): {listed}")
 
 
 def accepted_by_depth(name: str, counts: Sequence[tuple[int, int, int]]) -> None:
-    """A line on stdout: of the steps that drafted so deep, how many had that accepted; nothing if none drafted.
-
-    counts: (depth, steps offered, steps accepted).
-    """
+    """A line on stdout, of (depth, steps that drafted so deep, steps that accepted it); nothing if none drafted."""
     parts = (f"{depth} {accepted / offered:.0%}" for depth, offered, accepted in counts if depth in DEPTHS)
     if counts:
         out.print(f"accepted by depth ({name}): {', '.join(parts)}")
@@ -179,44 +190,31 @@ def summary(rows: Sequence[tuple[str, str]]) -> None:
     _Console(stderr=True, soft_wrap=False).print(made)
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """Bytes for people: 1536 -> "1.5 KiB"."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError
+    power = sum(count >= 1024**power for power in (1, 2, 3))
+    return f"{count / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} B"
 
 
-def _column(form: str) -> TextColumn:
-    return TextColumn(form, markup=False)
+def _bar(shown: bool, *columns: str | ProgressColumn) -> Progress:
+    """On stderr, only on a terminal."""
+    made = (TextColumn(each, markup=False) if isinstance(each, str) else each for each in columns)
+    return Progress(*made, console=err, transient=True, disable=not shown or not err.is_terminal)
 
 
 @contextlib.contextmanager
 def progress(description: str, total: int | None, shown: bool = True, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr (only on a terminal), `done` of `total` at first. Yields update(done, note, total).
-
-    The total that was given last holds; None leaves it as it is.
-    """
+    """A progress bar, `done` of `total` at first. Yields update(done, note, total); None leaves the total as it is."""
     log, of = logs.NowAndThen(), total
-
-    def noted(done: int, note: str = "", total: int | None = None) -> None:
-        nonlocal of
-        of = of if total is None else total
-        log(f"{description}: {done:,}{f' of {of:,}' if of is not None else ''} {note}".rstrip())
-
-    if not shown or not err.is_terminal:
-        yield noted
-        return
-    columns = [_column("{task.description}"), BarColumn(), MofNCompleteColumn(), _column("{task.fields[note]}")]
-    times = TimeElapsedColumn(), _column("elapsed,"), TimeRemainingColumn(), _column("left")
-    with Progress(*columns, *times, console=err, transient=True) as bar:
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}"
+    with _bar(shown, *columns, TimeElapsedColumn(), "elapsed,", TimeRemainingColumn(), "left") as bar:
         task = bar.add_task(description, total=total, completed=done, note="")
 
         def update(done: int, note: str = "", total: int | None = None) -> None:
+            nonlocal of
+            of = of if total is None else total
+            log(f"{description}: {done:,}{f' of {of:,}' if of is not None else ''} {note}".rstrip())
             bar.update(task, completed=done, note=note and f"{note},", total=total)
-            noted(done, note, total)
 
         yield update
 
@@ -225,36 +223,25 @@ def progress(description: str, total: int | None, shown: bool = True, done: int 
 def stages(
     shown: bool = True, report: CorpusReport | None = None, total: int | None = None
 ) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A progress bar on stderr (only on a terminal) for work in stages. Yields update(stage, tokens done, of how many).
+    """A progress bar for work in stages. Yields update(stage, tokens done, of how many).
 
     report, total: in the stage "reading" the bar shows the bytes that `report` has read of `total`, and its rows.
     """
-    log, before = logs.NowAndThen(), ""
-
-    def noted(stage: str, done: int, of: int | None) -> None:
-        nonlocal before
-        if stage != before:
-            before = stage
-            logs.package.info("%s", stage)
-        log(f"{stage}: {done:,}{f' of {of:,}' if of is not None else ''} tokens")
-
-    if not shown or not err.is_terminal:
-        yield noted
-        return
-    columns = [_column("{task.description:<8}"), BarColumn(), TaskProgressColumn(), _column("{task.fields[note]}")]
-    lock = threading.Lock()
-    with Progress(*columns, _column("left"), TimeRemainingColumn(), console=err, transient=True) as bar:
+    log, lock, began, start = logs.NowAndThen(), threading.Lock(), 0.0, 0
+    columns = "{task.description:<8}", BarColumn(), TaskProgressColumn(), "{task.fields[note]}", "left", TimeRemainingColumn()
+    with _bar(shown, *columns) as bar:
         task = bar.add_task("starting", total=None, note="")
-        state: dict[str, float] = {}
 
         def update(stage: str, done: int, of: int | None) -> None:
-            noted(stage, done, of)
+            nonlocal began, start
             with lock:
                 now = time.monotonic()
                 if stage != bar.tasks[0].description:
+                    logs.package.info("%s", stage)
                     bar.reset(task, description=stage, total=of, note="")
-                    state.update(began=now, start=done)
-                rate = (done - state["start"]) / (now - state["began"]) if now > state["began"] else 0.0
+                    began, start = now, done
+                log(f"{stage}: {done:,}{f' of {of:,}' if of is not None else ''} tokens")
+                rate = (done - start) / (now - began) if now > began else 0.0
                 note = f"{done:,} tokens  {rate:,.0f} tokens/s"
                 if stage == "reading" and report is not None:
                     bar.update(task, total=total, completed=report.bytes, note=f"{report.rows:,} rows  {note}")
@@ -275,14 +262,10 @@ def with_spinner(work: Callable[[], Result], notice_text: str, after: float = 0.
     done = threading.Event()
 
     def show() -> None:
-        if done.wait(after):
-            return
-        if notice_text != COMPILING:
-            notice(notice_text)
-        else:
-            announce_compiling()
-        with err.status("working"):
-            done.wait()
+        if not done.wait(after):
+            announce_compiling() if notice_text == COMPILING else notice(notice_text)
+            with err.status("working"):
+                done.wait()
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lookahead.bench.logged import label
+from lookahead_cli import render
 
 if TYPE_CHECKING:
     from lookahead.bench.logged import WorkloadReplay
@@ -18,30 +20,22 @@ NARROWEST = 6  # characters of a workload's column: an EDL of two digits before 
 def print_replays(replays: list[WorkloadReplay]) -> None:
     """Tables of one workload, or of several side by side."""
     from lookahead.bench.replay import BASELINES
-    from lookahead_cli import render
 
     if len(replays) == 1:
         _print_one(replays[0])
     else:
-        _print_edl(replays)
-        _print_cost(replays)
+        _print_several(replays)
     if any(result.strategy in BASELINES for result in replays[0].results):
         render.out.print("The baselines are plain Python: compare their EDL, not their microseconds.")
 
 
 def _print_one(replay: WorkloadReplay) -> None:
-    from lookahead_cli import render
-
     render.table(
         f"replay of {replay.rows:,} rows, {replay.tokens:,} tokens (no model)",
         ["strategy", "start", "length", "EDL", "drafted", "draft us", "p99", "update\nus"],
         [
             (
-                r.strategy,
-                r.start,
-                r.decoding_length,
-                f"{r.edl:.2f}",
-                f"{r.draft_tokens_per_step:.1f}",
+                *(r.strategy, r.start, r.decoding_length, f"{r.edl:.2f}", f"{r.draft_tokens_per_step:.1f}"),
                 *map(_microseconds, r.as_json()["draft_us"].values()),
                 _microseconds(r.as_json()["update_us"]["p50"]),
             )
@@ -53,75 +47,49 @@ def _print_one(replay: WorkloadReplay) -> None:
     render.accepted_by_source(label(best.strategy, best.decoding_length, best.start), best.accepted_by_source)
 
 
-def _print_edl(replays: list[WorkloadReplay]) -> None:
+def _print_several(replays: list[WorkloadReplay]) -> None:
     """EDL: a line per contender and start, a column per workload; more tables than one where the screen is too narrow."""
     from lookahead.bench.logged import geometric_means
-    from lookahead_cli import render
 
-    lines = _lines(replays)
-    means = {label(mean.strategy, mean.decoding_length, mean.start): mean.edl for mean in geometric_means(replays)}
+    lines: dict[str, dict[str, ReplayResult]] = {}  # by label; the results by workload, warm ones first
+    of_all = [(each.name, r) for each in replays for r in each.results]
+    for name, r in sorted(of_all, key=lambda pair: pair[1].start != "warm"):
+        lines.setdefault(label(r.strategy, r.decoding_length, r.start), {})[name] = r
+    means = {label(each.strategy, each.decoding_length, each.start): each.edl for each in geometric_means(replays)}
     room = render.width() - (1 + max(map(len, lines)) + 3 + len("geom.") + 1)  # columns are 3 apart
-    tables = math.ceil(len(replays) / max(1, room // (NARROWEST + 3)))
-    across = math.ceil(len(replays) / tables)
+    across = math.ceil(len(replays) / math.ceil(len(replays) / max(1, room // (NARROWEST + 3))))
     rows, tokens = sum(each.rows for each in replays), sum(each.tokens for each in replays)
     for begin in range(0, len(replays), across):
-        shown = replays[begin : begin + across]
-        columns = [_best_in_bold([_edl(lines[line], each) for line in lines]) for each in shown]
-        names = [render.folded(each.name, max(NARROWEST, room // len(shown) - 3)) for each in shown]
+        shown = [each.name for each in replays[begin : begin + across]]
+        columns = [_best_in_bold([of[each].edl if each in of else None for of in lines.values()]) for each in shown]
+        names = [render.folded(each, max(NARROWEST, room // len(shown) - 3)) for each in shown]
         if begin + across >= len(replays):
             columns.append(_best_in_bold([means.get(line) for line in lines]))
             names.append("geom.\nmean")
         render.table(
             f"EDL: replay of {len(replays)} workloads, {rows:,} rows, {tokens:,} tokens (no model)",
             ["strategy", *names],
-            [(line, *cells) for line, *cells in zip(lines, *columns, strict=True)],
+            list(zip(lines, *columns, strict=True)),
         )
-
-
-def _print_cost(replays: list[WorkloadReplay]) -> None:
-    from lookahead_cli import render
-
     render.table(
         "drafts (mean of the workloads)",
         ["strategy", "drafted", "draft us", "p99"],
         [
             (
                 line,
-                f"{_mean(r.draft_tokens_per_step for r in results):.1f}",
-                *(_microseconds(_mean(r.as_json()["draft_us"][which] for r in results)) for which in ("p50", "p99")),
+                f"{fmean(r.draft_tokens_per_step for r in found.values()):.1f}",
+                *(_microseconds(fmean(r.as_json()["draft_us"][which] for r in found.values())) for which in ("p50", "p99")),
             )
-            for line, results in ((line, list(found.values())) for line, found in _lines(replays).items())
+            for line, found in lines.items()
         ],
     )
 
 
-def _lines(replays: list[WorkloadReplay]) -> dict[str, dict[str, ReplayResult]]:
-    """Label of each contender and start -> its result by workload, warm ones first."""
-    lines: dict[str, dict[str, ReplayResult]] = {}
-    for start in ("warm", "cold"):
-        for each in replays:
-            for r in each.results:
-                if r.start == start:
-                    lines.setdefault(label(r.strategy, r.decoding_length, start), {})[each.name] = r
-    return lines
-
-
-def _edl(found: dict[str, ReplayResult], replay: WorkloadReplay) -> float | None:
-    return found[replay.name].edl if replay.name in found else None
-
-
 def _best_in_bold(values: Sequence[float | None]) -> list[Any]:
     """Cells of a column; the best, and what prints as the best does, in bold; "-" where there is nothing."""
-    from lookahead_cli import render
-
     best = f"{max((value for value in values if value is not None), default=0):.2f}"
     cells = ["-" if value is None else f"{value:.2f}" for value in values]
     return [render.bold(cell) if cell == best else cell for cell in cells]
-
-
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
 
 
 def _microseconds(value: float) -> str:
@@ -131,7 +99,6 @@ def _microseconds(value: float) -> str:
 def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
     """Of each workload, strategy and start two tables over both lengths: EDL; draft tokens and draft time."""
     from lookahead.bench.plot import draft_us, drafted, grids
-    from lookahead_cli import render
 
     sizes = {replay.name: f"{replay.rows:,} rows, {replay.tokens:,} tokens" for replay in replays}
     for grid in grids(replays):
@@ -150,5 +117,5 @@ def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
             )  # fmt: skip
         best = grid.best
         render.out.print(
-            f"highest EDL {best.edl:.2f}: decoding length {best.decoding_length}, branch length {best.branch_length}",
+            f"highest EDL {best.edl:.2f}: decoding length {best.decoding_length}, branch length {best.branch_length}"
         )

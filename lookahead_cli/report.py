@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lookahead_cli.options import Config, Context, Json, Overwrite
+from lookahead.errors import UsageError
+from lookahead.options import OptionGroup, option
+from lookahead_cli import render
+from lookahead_cli.options import Common, Some, with_groups
 
 if TYPE_CHECKING:
     from lookahead.job.record import JobRecord
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportOptions(OptionGroup):
+    output: str | None = option(
+        None, "Output of lookahead generate, finished or running; its journal is read too.", "OUT", is_argument=True
+    )
+    out: str | None = option(None, "Write it as one HTML page that needs no network.", "FILE.html", flags=("--out", "-o"))
+    plot: str | None = option(None, "Draw the figures of the page to this file.", "FILE.png")
+
+
+@with_groups
 def command(
-    output: Annotated[
-        str | None,
-        typer.Argument(metavar="OUT", help="Output of lookahead generate, finished or running; its journal is read too."),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE.html", help="Write it as one HTML page that needs no network.")
-    ] = None,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE.png", help="Draw the figures of the page to this file.")
-    ] = None,
-    overwrite: Overwrite = False,
-    json: Json = False,
-    config: Config = None,
-    context: Context = None,  # type: ignore[assignment]
+    context: typer.Context, options: Annotated[ReportOptions, Some()], common: Annotated[Common, Some("overwrite json config")]
 ) -> None:
     """Report what drafts contributed to a job: EDL by row, source, prompt length and time. Does not change the job.
 
@@ -34,37 +36,31 @@ def command(
 
     What a trie would contribute: lookahead replay out.jsonl --trie answers.trie
     """
-    from pathlib import Path
-
-    from lookahead.errors import UsageError
     from lookahead.files.atomic import replacing
-    from lookahead.files.outputs import PAGE, PICTURE, Input, Output, check_outputs
+    from lookahead.files.outputs import PAGE, PICTURE, Input, Output
     from lookahead.job.lock import JobFiles
     from lookahead.job.record import read_record
-    from lookahead_cli import render
 
-    if not output:
+    if not options.output:
         raise UsageError("name the output of a job: lookahead report out.jsonl.")
-    files = JobFiles(Path(output))
-    reads = Input("the report", [output, files.rows, files.journal, files.manifest])
-    check_outputs([Output("-o", out, PAGE), Output("--plot", plot, PICTURE)], [reads], overwrite)
-    record = read_record(output)
-    if plot or out:
+    files = JobFiles(Path(options.output))
+    reads = Input("the report", [options.output, files.rows, files.journal, files.manifest])
+    common.check([Output("-o", options.out, PAGE), Output("--plot", options.plot, PICTURE)], [reads])
+    record = read_record(options.output)
+    if options.plot or options.out:
         from lookahead.bench.plot import save_figure
         from lookahead.bench.report import job_figure
 
-        if plot:
-            save_figure(job_figure(record), plot)
-        if out:
-            with render.on_page(
-                f"lookahead report: {record.name}", [("Figures", job_figure(record, False))]
-            ) as page:
+        if options.plot:
+            save_figure(job_figure(record), options.plot)
+        if options.out:
+            with render.on_page(f"lookahead report: {record.name}", [("Figures", job_figure(record, False))]) as page:
                 _print(record)
                 render.facts([("model", record.model or "-"), ("command", context.obj)])
                 html = page()
-            with replacing(out, "w") as file:
+            with replacing(options.out, "w") as file:
                 file.write(html)
-    if json:
+    if common.json:
         render.print_json(record.as_json())
     else:
         _print(record)
@@ -73,7 +69,6 @@ def command(
 def _print(record: JobRecord) -> None:
     """Title and tables on stdout."""
     from lookahead.job.record import tables, title_of
-    from lookahead_cli import render
 
     render.out.print(title_of(record))
     if record.latest_run:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lookahead.bench.options import QuantizeOptions
 from lookahead.corpus.read import first_documents
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
@@ -32,24 +33,6 @@ from lookahead.trie.file import Trie
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizeSpec:
-    """What is quantized, as typed. text: corpus to compare on. calibration: corpus or trie. loss_budget: nats per token."""
-
-    model: ModelOptions
-    out: str
-    scheme: str
-    text: str | None = None
-    rows: int = 64
-    activations: str = "int8"
-    calibration: str | None = None
-    loss_budget: float = 0.03
-    pack_embedding: bool = False
-
-    def written(self, folder: str | Path) -> ModelOptions:
-        return ModelOptions(str(folder), device="cpu", trust_remote_code=self.model.trust_remote_code)
-
-
-@dataclasses.dataclass(frozen=True)
 class Comparison:
     """Of a model and its quantized form, on the same texts, in float32."""
 
@@ -62,17 +45,18 @@ class Comparison:
 class QuantizeReport:
     """mixed: None where all tokens have 8 bits. compared: None where there was no text."""
 
-    spec: QuantizeSpec
+    model: ModelOptions
+    options: QuantizeOptions
     written: Written
     mixed: Chosen | None
     compared: Comparison | None
 
     def as_json(self) -> dict[str, Any]:
         """The object that `quantize --json` prints."""
-        written, spec = self.written, self.spec
-        value: dict[str, Any] = {"model": spec.model.name, "out": spec.out, "weights": spec.scheme}
+        written, options = self.written, self.options
+        value: dict[str, Any] = {"model": self.model.name, "out": options.out, "weights": options.weights}
         value |= {"bytes_before": written.bytes_before, "bytes_after": written.bytes_after}
-        value |= {"layers": [dataclasses.asdict(layer) for layer in written.layers], "activations": spec.activations}
+        value |= {"layers": [dataclasses.asdict(layer) for layer in written.layers], "activations": options.activations}
         if self.mixed is not None:
             value |= {"share_in_8_bits": self.mixed.share, "blocks_in_8_bits": self.mixed.in_8_bits}
             value |= {"calibration_loss_int8": self.mixed.loss_in_8_bits, "calibration_loss": self.mixed.loss}
@@ -84,68 +68,77 @@ class QuantizeReport:
         return value
 
 
-def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:
+def _check(options: QuantizeOptions) -> None:
+    """Raises UsageError for tokens that cannot be quantized so."""
+    if options.activations not in ACTIVATIONS:
+        raise UsageError(f"--activations {options.activations}: choose {', '.join(ACTIVATIONS)}.")
+    if options.activations == "mixed" and options.calibration is None:
+        raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
+    if options.activations == "mixed":
+        check_scheme(options.weights, torch.device("cpu"))
+
+
+def _texts(model: ModelOptions, path: str, rows: int) -> list[list[int]]:
     """Documents of a corpus or a trie, as ids. Raises LookaheadError for none, and for a trie of another tokenizer."""
-    config, name = read_config(*spec.model.source).get_text_config(decoder=True), spec.model.name
-    tokenizer, vocab_size = own_tokenizer(*spec.model.source), int(config.vocab_size)
+    config, name = read_config(*model.source).get_text_config(decoder=True), model.name
+    tokenizer, vocab_size = own_tokenizer(*model.source), int(config.vocab_size)
     if not (Path(path).is_file() and TRIE.matches(Path(path))):
-        return [ids[:MOST_TOKENS] for ids in first_documents(path, tokenizer, vocab_size, spec.rows)]
+        return [ids[:MOST_TOKENS] for ids in first_documents(path, tokenizer, vocab_size, rows)]
     trie = Trie(path)
     trie.check_tokenizer("" if tokenizer is None else identity(tokenizer, name).fingerprint, vocab_size, name)
     documents = [document for document in trie.documents() if len(document) > 1]
     if not documents:
         raise CorpusError(f"{path}: no document of 2 tokens or more.")
-    return [each[:MOST_TOKENS].tolist() for each in documents[:: -(-len(documents) // spec.rows)]]
+    return [each[:MOST_TOKENS].tolist() for each in documents[:: -(-len(documents) // rows)]]
 
 
-def _calibration(spec: QuantizeSpec, texts: list[list[int]]) -> Calibration:
-    original = load_model(spec.model, device="cpu", engine_mode="modules")
+def _calibration(model: ModelOptions, texts: list[list[int]], mixed: bool) -> Calibration:
+    original = load_model(model, device="cpu", engine_mode="modules")
 
     def run() -> None:
         loss_of(original, texts)
 
-    return Calibration(original.model, run, input_sizes(original.model, run), spec.activations == "mixed")
+    return Calibration(original.model, run, input_sizes(original.model, run), mixed)
 
 
-def quantize(spec: QuantizeSpec, events: BenchEvents | None = None) -> QuantizeReport:
+def quantize(model: ModelOptions, options: QuantizeOptions, events: BenchEvents | None = None) -> QuantizeReport:
     """Write the folder, then compare. Raises LookaheadError where one of these fails; a folder that is written stays."""
-    if spec.activations not in ACTIVATIONS:
-        raise UsageError(f"--activations {spec.activations}: choose {', '.join(ACTIVATIONS)}.")
-    if spec.activations == "mixed":
-        if spec.calibration is None:
-            raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
-        check_scheme(spec.scheme, torch.device("cpu"))
+    _check(options)
     events = events or BenchEvents()
-    texts = [] if spec.text is None else _texts(spec, spec.text)
+    texts = [] if options.text is None else _texts(model, options.text, options.rows)
     chosen = list[Chosen]()
-    choose, calibration = None, None
-    if spec.calibration is not None:
-        documents = _texts(spec, spec.calibration)
+    choose, calibration, mixed = None, None, options.activations == "mixed"
+    if options.calibration is not None:
+        documents = _texts(model, options.calibration, options.rows)
         with events.working("calibrating", 1, "models") as progress:
-            calibration = _calibration(spec, documents)
+            calibration = _calibration(model, documents, mixed)
             progress(1)
 
         def choose_of(folder: Path, largest: Mapping[str, torch.Tensor]) -> dict[str, int]:
-            target = load_model(spec.written(folder), engine_mode="modules")
-            chosen.append(choose_bits(target.model, largest, lambda: loss_of(target, documents) or 0.0, spec.loss_budget))
+            target = load_model(quantized(folder), engine_mode="modules")
+            chosen.append(choose_bits(target.model, largest, lambda: loss_of(target, documents) or 0.0, options.loss_budget))
             return chosen[0].in_8_bits
 
-        choose = choose_of if spec.activations == "mixed" else None
-    _, trusted, revision = spec.model.source
-    given = trusted, revision, calibration, choose, spec.pack_embedding, spec.activations == "none"
+        choose = choose_of if mixed else None
+
+    def quantized(folder: str | Path) -> ModelOptions:
+        return ModelOptions(str(folder), device="cpu", trust_remote_code=model.trust_remote_code)
+
+    trusted, weights_only = (model.trust_remote_code, model.revision), options.activations == "none"
+    given = *trusted, calibration, choose, options.pack_embedding, weights_only
     with events.working("quantizing", 100, "%") as progress:
-        name = spec.model.name
-        written = quantize_checkpoint(name, spec.out, spec.scheme, lambda done, of: progress(100 * done // of), *given)
+        name = model.name
+        written = quantize_checkpoint(name, options.out, options.weights, lambda done, of: progress(100 * done // of), *given)
     del calibration, given  # the model that they hold is freed
-    mixed = chosen[0] if chosen else None
     if not texts:
-        return QuantizeReport(spec, written, mixed, None)
+        return QuantizeReport(model, options, written, chosen[0] if chosen else None, None)
     with events.working("comparing", 2, "models") as progress:
-        before = quality_of(load_model(spec.model, device="cpu"), texts)
+        before = quality_of(load_model(model, device="cpu"), texts)
         progress(1)
-        after = quality_of(load_model(spec.written(spec.out)), texts)
+        after = quality_of(load_model(quantized(options.out)), texts)
         progress(2)
-    return QuantizeReport(spec, written, mixed, Comparison(before, after, divergence(before, after)))
+    compared = Comparison(before, after, divergence(before, after))
+    return QuantizeReport(model, options, written, chosen[0] if chosen else None, compared)
 
 
 MOST_TOKENS = 512  # of a text: the rest is left out

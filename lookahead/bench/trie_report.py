@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lookahead.bench.options import InspectOptions
 from lookahead.bench.replay import ReplayResult, replay
 from lookahead.corpus.read import first_documents
 from lookahead.draft import own_text, planner
@@ -41,19 +42,6 @@ WithSpinner = Callable[[Callable[[], Any], str], Any]  # calls its first argumen
 
 
 @dataclasses.dataclass(frozen=True)
-class TrieQuestions:
-    """query: text or ids to draft after. coverage: corpus file to measure EDL on; with_curve: also at smaller sizes."""
-
-    query: str | None = None
-    decoding_length: int = 16
-    coverage: str | None = None
-    with_curve: bool = False
-    verify: bool = False
-    tokenizer: str | None = None
-    top: int = 10
-
-
-@dataclasses.dataclass(frozen=True)
 class Drafted:
     """What would be verified after a context (int32 [length]), its longest match, and what the trie holds for each node."""
 
@@ -69,7 +57,7 @@ class TrieReport:
     """tokenizer: to show text with; None: ids are shown."""
 
     trie: Trie
-    asked: TrieQuestions
+    asked: InspectOptions
     tokenizer: Any | None
     seen: stats.Overview
     drafted: Drafted | None = None
@@ -79,11 +67,11 @@ class TrieReport:
     def text(self, token_ids: list[int]) -> str | None:
         return str(self.tokenizer.decode(token_ids)) if self.tokenizer is not None else None
 
-    def as_json(self, path: str) -> dict[str, Any]:
-        """The object that `inspect-trie --json` prints. path: of the trie, as it was named."""
+    def as_json(self) -> dict[str, Any]:
+        """The object that `inspect-trie --json` prints."""
         header = self.trie.header
         value: dict[str, Any] = {
-            "trie": path,
+            "trie": self.asked.trie,
             "bytes": self.trie.path.stat().st_size,
             **{name: getattr(header, name) for name in ("tokens", "documents", "branches")},
             "segments": [{"tokens": s.tokens, "documents": s.documents} for s in header.segments],
@@ -140,7 +128,7 @@ class TrieReport:
         }
 
 
-def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: WithSpinner) -> TrieReport:
+def report_on(trie: Trie, asked: InspectOptions, effort: Effort, with_spinner: WithSpinner) -> TrieReport:
     """Raises LookaheadError for a trie that is damaged and for files that cannot be used, UsageError for a useless query."""
     if asked.verify:
         with_spinner(lambda: trie.verify(effort.workers), "Checking every byte ...")
@@ -155,7 +143,7 @@ def report_on(trie: Trie, asked: TrieQuestions, effort: Effort, with_spinner: Wi
     found: dict[str, Any] = {"seen": dataclasses.replace(seen, top=top)}
     if path is not None:
         found["replayed"] = with_spinner(lambda: coverage([trie], path, loaded), COMPILING)
-        if asked.with_curve:
+        if asked.plot is not None:
             found["curve"] = with_spinner(lambda: capacity_curve(trie, path, loaded, effort), "Pruning to rising sizes ...")
     if context is not None:
         found["drafted"] = with_spinner(lambda: draft_after(trie, context, asked.decoding_length), "Drafting ...")

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from lookahead.cluster.connect import connected
-from lookahead.corpus.read import CorpusReport, FilePart, read_documents, shares_of
-from lookahead.corpus.tables import Split
+from lookahead.corpus.options import BuildSpec
+from lookahead.corpus.read import CorpusReport, FilePart, folder_sources, read_documents, shares_of
 from lookahead.errors import CorpusError, LookaheadError, first_line
 from lookahead.files.atomic import scratch_sibling, write_pieces
 from lookahead.token_documents import TokenizerIdentity
@@ -34,47 +34,34 @@ from lookahead.trie.segment import Effort
 SMALLEST_SHARE = 4 << 20  # bytes of a corpus that are worth a task
 
 
-@dataclasses.dataclass(frozen=True)
-class CorpusOptions:
-    """How rows are read. tokenizer: name or folder; None: rows of ids. The others: see `corpus.read_documents`."""
-
-    tokenizer: str | None
-    identity: TokenizerIdentity
-    text_field: str | None = None
-    source: str | None = None
-    strict: bool = False
-    split: Split = "file"
-    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
 def build_with_ray(
     address: str,
     names: Sequence[str],
     out: str | Path,
-    corpus: CorpusOptions,
+    spec: BuildSpec,
+    whose: TokenizerIdentity,
     report: CorpusReport,
-    min_count: int = 1,
     options: dict[str, Any] | None = None,
     effort: Effort | None = None,
     cores: int = 1,
 ) -> format.TrieHeader:
     """Write the trie of these files to `out`, atomically. Returns the header written.
 
-    address: see `connect.connected`. effort: of the merge, and its memory of each task. cores: of a task. Rows that cannot be
-    used go to `report`. Raises what `build_trie` raises, and LookaheadError if there is no cluster.
+    address: see `connect.connected`. spec: how rows are read. effort: of the merge, and its memory of each task. cores: of a
+    task. Rows that cannot be used go to `report`. Raises what `build_trie` raises, and LookaheadError if there is no cluster.
     """
     effort = effort or Effort()
     names = [os.path.abspath(name) for name in names]  # tasks run in folders of their own
-    corpus = dataclasses.replace(corpus, sources={os.path.abspath(name): source for name, source in corpus.sources.items()})
-    if corpus.tokenizer and os.path.exists(corpus.tokenizer):
-        corpus = dataclasses.replace(corpus, tokenizer=os.path.abspath(corpus.tokenizer))
-    described = {"min_count": min_count, **(options or {})}
+    sources = {os.path.abspath(name): source for name, source in folder_sources(spec.corpus).items()}
+    if spec.tokenizer and os.path.exists(spec.tokenizer):
+        spec = dataclasses.replace(spec, tokenizer=os.path.abspath(spec.tokenizer))
+    described = {"min_count": spec.min_count, **(options or {})}
     with connected(address) as ray, contextlib.ExitStack() as stack:
         tasks = max(1, int(ray.cluster_resources().get("CPU", 1)) // cores)
         shares = shares_of(names, max(SMALLEST_SHARE, sum(Path(name).stat().st_size for name in names) // tasks))
         limits = Effort(effort.max_memory, cores)
         build_share = ray.remote(_build_share).options(num_cpus=cores)
-        calls = [build_share.remote(share, corpus, limits) for share in shares]
+        calls = [build_share.remote(share, spec, whose, sources, limits) for share in shares]
         tries = []
         for number, call in enumerate(calls):
             try:
@@ -93,29 +80,29 @@ def build_with_ray(
             effort.progress("building shares", number + 1, len(shares))
         if not tries:
             raise CorpusError("no document with text in the corpus: nothing to build.")
-        if min_count == 1:
+        if spec.min_count == 1:
             return merge_tries(tries, out, effort=effort, options=described)
         whole = stack.enter_context(scratch_sibling(out))
         merge_into(whole, [Trie(name) for name in tries], Path(out).parent, effort, described)
-        return prune_trie(whole.name, out, min_count, options=described, effort=effort)
+        return prune_trie(whole.name, out, spec.min_count, options=described, effort=effort)
 
 
 def _build_share(
-    share: Sequence[FilePart], corpus: CorpusOptions, effort: Effort
+    share: Sequence[FilePart], spec: BuildSpec, whose: TokenizerIdentity, sources: Mapping[str, str], effort: Effort
 ) -> tuple[np.ndarray | None, CorpusReport, LookaheadError | None]:
     """(bytes of the share's trie, None without documents; what was read; what is wrong). Runs on any node."""
     report = CorpusReport()
     try:
-        tokenizer = load_tokenizer(corpus.tokenizer) if corpus.tokenizer else None
-        vocabulary, field = corpus.identity.vocab_size, corpus.text_field
-        more = effort.workers, corpus.split, corpus.sources
-        documents = read_documents(share, tokenizer, report, field, corpus.source, corpus.strict, vocabulary, *more)
+        tokenizer = load_tokenizer(spec.tokenizer) if spec.tokenizer else None
+        documents = read_documents(
+            share, tokenizer, report, *spec.reading, whose.vocab_size, effort.workers, spec.split, sources
+        )
         first = next(documents, None)
         if first is None:
             return None, report, None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "share.trie"
-            build_trie(itertools.chain([first], documents), path, corpus.identity, effort=effort)
+            build_trie(itertools.chain([first], documents), path, whose, effort=effort)
             return np.fromfile(path, np.uint8), report, None
     except LookaheadError as error:
         return None, report, error

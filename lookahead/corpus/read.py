@@ -25,7 +25,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from lookahead.corpus.answers import Failed, Row, documents_of, fields_read
-from lookahead.corpus.tables import TABLES, TEXTS, Split, json_file_rows, pieces_of, row_of, table_rows, unmarked, without_mark
+from lookahead.corpus.tables import TABLES, TEXTS, json_file_rows, pieces_of, row_of, table_rows, unmarked, without_mark
 from lookahead.errors import CorpusError, first_line
 from lookahead.extras import require
 from lookahead.files.outputs import LINES, kind_of
@@ -162,7 +162,7 @@ def read_documents(
     strict: bool = False,
     vocab_size: int | None = None,
     workers: int = 1,
-    split: Split = "file",
+    split: str = "file",
     sources: Mapping[str, str] | None = None,
 ) -> Iterator[TokenDocument]:
     """Token documents of all files, in order. source, sources: not its name. Raises CorpusError for bad rows if `strict`."""
@@ -293,7 +293,7 @@ def _rows_of(
     strict: bool,
     vocab_size: int,
     tokenized: bool = True,
-    split: Split = "file",
+    split: str = "file",
     one_of_many: bool = False,
 ) -> Iterator[Row]:
     """tokenized: text is. one_of_many: a text file that cannot be used is left out and counted; else it raises CorpusError."""
@@ -374,7 +374,7 @@ class _NotTextError(CorpusError):
     """A text file without text."""
 
 
-def _texts(name: str, kind: str, split: Split, source: str, report: CorpusReport) -> Iterator[Row]:
+def _texts(name: str, kind: str, split: str, source: str, report: CorpusReport) -> Iterator[Row]:
     """Documents of a text file. Raises CorpusError for one that is empty, or no text."""
     documents = 0
     with open_text(name, report) as raw:

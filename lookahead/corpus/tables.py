@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from lookahead.errors import CorpusError
 
@@ -202,7 +202,6 @@ class _Rest(io.RawIOBase):
         return len(piece)
 
 
-Split = Literal["file", "paragraphs"]
 TEXTS = (".txt", ".md", ".markdown", ".html", ".htm")
 FENCES = ("```", "~~~")  # around code in Markdown, in which empty lines end no paragraph
 APART = frozenset(("p", "div", "section", "article", "header", "footer", "main", "aside", "nav", "blockquote", "pre", "table"))
@@ -211,7 +210,7 @@ LINES = ("br", "li", "tr", "dt", "dd", "option", "figcaption", "caption")
 CELLS = ("td", "th")
 
 
-def pieces_of(file: IO[str], kind: str, split: Split) -> Iterator[str]:
+def pieces_of(file: IO[str], kind: str, split: str) -> Iterator[str]:
     """Documents of an open file of this kind (its suffix)."""
     if kind in (".html", ".htm"):
         file = io.StringIO(html_text(file.read()))

@@ -12,13 +12,14 @@ from transformers import LogitsProcessor
 
 from lookahead.decode import limits
 from lookahead.decode.constraint import Constraint
+from lookahead.decode.sampling_options import SamplingFields
 from lookahead.errors import UsageError
 
 SamplingMode = Literal["greedy", "model"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(SamplingFields):
     """What a request asks of its tokens. None: what `sampling` sets of the first five, else the model's generation config.
 
     temperature: 0 is greedy decoding, which uses none of the next four. top_k: the most probable tokens only (0: all).
@@ -36,15 +37,6 @@ class Sampling:
     Raises UsageError for what is out of range or more than limits.py allows.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    no_repeat_ngram_size: int | None = None
     min_new_tokens: int | None = None
     bad_words_ids: Sequence[Sequence[int]] = ()
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)

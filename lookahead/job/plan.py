@@ -9,15 +9,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lookahead.decode.sampling_options import SamplingFields
 from lookahead.errors import ConstraintError, UsageError
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
 from lookahead.job.progress import labels_of
-from lookahead.job.spec import OPTIONS, SESSION_TOKENS, JobSpec
+from lookahead.job.spec import OPTIONS, SESSION_TOKENS, Constraints, JobSpec, SamplingOptions
 from lookahead.options import typed
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from lookahead.decode.sampling import Sampling
     from lookahead.draft.options import DraftOptions
     from lookahead.engines.foreign import ForeignSettings
-    from lookahead.job.answer_options import Constraints, SamplingOptions
     from lookahead.job.runner import JobOptions
     from lookahead.job.setup import EngineSettings
     from lookahead.models.options import ModelOptions
@@ -147,10 +147,7 @@ def _refuse(*problems: tuple[Any, str]) -> None:
             raise UsageError(problem)
 
 
-AS_GIVEN = (
-    *("sampling", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "no_repeat_ngram_size", "min_new_tokens", "include_stop"),
-)
+AS_GIVEN = (*(field.name for field in dataclasses.fields(SamplingFields)), "sampling", "min_new_tokens", "include_stop")
 
 
 def sampling_of(options: SamplingOptions, constraint: Constraint | None) -> Sampling:
@@ -281,7 +278,7 @@ def trie_weights(items: Sequence[str] | None, groups: Sequence[Sequence[Trie]]) 
 ENGINES = ("hf", "vllm", "sglang")
 NO_OPTION = {  # options that no other engine has: what does the same there
     "adapter": "merge it into the model",
-    **dict.fromkeys(("engine_mode", "exact", "ray", "explain", "typical_p", "no_repeat_ngram_size"), ""),
+    **dict.fromkeys(("engine_mode", "exact", "ray", "explain"), ""),
     "attn": "--engine-arg attention_backend=NAME",
     "quantize": "--engine-arg quantization=NAME",
     "kv_dtype": "--engine-arg kv_cache_dtype=NAME",
@@ -303,7 +300,6 @@ INSTEAD = {  # likewise, by engine
         "device_map": "--engine-arg pp_size=N",
         "tp_plan": "--engine-arg tp_size=N",
         "prefill_chunk": "--engine-arg chunked_prefill_size=N",
-        **dict.fromkeys(("bad_words_ids", "bad_words"), ""),
     },
 }
 STRATEGIES = {  # those it has: why not the others
@@ -312,9 +308,8 @@ STRATEGIES = {  # those it has: why not the others
 }
 
 
-def check_engine(spec: JobSpec) -> None:
-    """Raises UsageError for an unknown engine, and for options that it does not have."""
-    model, drafting, sampling = spec.model, spec.drafting, spec.sampling
+def check_other_engine(model: ModelOptions, given: Collection[str]) -> None:
+    """Raises UsageError for an unknown engine, for arguments of none, and for options that it does not have. given: names."""
     engine = model.engine
     if engine not in ENGINES:
         raise UsageError(f"--engine {engine}: choose {', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")
@@ -322,13 +317,23 @@ def check_engine(spec: JobSpec) -> None:
         raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
     if engine == "hf":
         return
-    from lookahead.engines.abilities import ABILITIES, OFF  # loads torch
+    from lookahead.engines.abilities import ABILITIES  # loads torch
+
+    for name, instead in {**dict.fromkeys(ABILITIES[engine].missing, ""), **INSTEAD[engine]}.items():
+        if name in given:
+            raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
+
+
+def check_engine(spec: JobSpec) -> None:
+    """Raises UsageError for an unknown engine, and for options that it does not have."""
+    model, drafting, sampling = spec.model, spec.drafting, spec.sampling
+    engine = model.engine
+    check_other_engine(model, [name for name in OPTIONS if _given(spec, name)])
+    if engine == "hf":
+        return
+    from lookahead.engines.abilities import ABILITIES, OFF
 
     able = ABILITIES[engine]
-    for name, instead in INSTEAD[engine].items():
-        value, default = getattr(getattr(spec, OPTIONS[name].group), name), OPTIONS[name].field.default
-        if value != default and not (name == "workers" and value == 1):
-            raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
     for name in able.not_with_drafts:
         value = getattr(sampling, name)
         if value and value != OFF.get(name) and drafting.strategy != "off":
@@ -342,6 +347,11 @@ def check_engine(spec: JobSpec) -> None:
     if drafting.strategy not in known:
         raise UsageError(f"--strategy {drafting.strategy}: {why}. Choose {', '.join(known[:-1])} or {known[-1]}.")
     engine_args(model.engine_arg or ())
+
+
+def _given(spec: JobSpec, name: str) -> bool:
+    value = getattr(getattr(spec, OPTIONS[name].group), name)
+    return bool(value != OPTIONS[name].field.default) and not (name == "workers" and value == 1)
 
 
 def engine_args(items: Sequence[str]) -> dict[str, Any]:

@@ -20,88 +20,66 @@ from lookahead.tokenizer import load_tokenizer, own_tokenizer
 class ModelOptions(OptionGroup):
     """The model that answers, and how it is loaded."""
 
-    model: str | None = option(
-        None, "Causal LM: a folder, a GGUF file or a Hugging Face name.", metavar="NAME_OR_DIR", changes_answers=True
-    )
+    CHANGES_ANSWERS = True
+
+    model: str | None = option(None, "Causal LM: a folder, a GGUF file or a Hugging Face name.", "NAME_OR_DIR")
     gguf_file: str | None = option(
         None,
         "The GGUF file to load, if --model is a folder or Hugging Face name that holds several. Needs pip install "
         "'lookahead[gguf]'.",
-        metavar="NAME",
-        changes_answers=True,
+        "NAME",
     )
-    revision: str | None = option(
-        None, "Branch, tag or commit of the model, if --model is a Hugging Face name.", metavar="NAME", changes_answers=True
-    )
+    revision: str | None = option(None, "Branch, tag or commit of the model, if --model is a Hugging Face name.", "NAME")
     adapter: str | None = option(
         None,
         "PEFT adapter (such as LoRA) of the model, merged into its weights. Needs pip install 'lookahead[adapter]'.",
-        metavar="NAME_OR_DIR",
-        changes_answers=True,
+        "NAME_OR_DIR",
     )
-    tokenizer: str | None = option(
-        None, "Tokenizer to use instead of the model's own.", metavar="NAME_OR_DIR", changes_answers=True
-    )
-    trust_remote_code: bool = option(
-        False, "Run the Python code that comes with the model or its tokenizer. Read it first.", changes_answers=True
-    )
-    dtype: str = option(
-        "auto",
-        "auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.",
-        changes_answers=True,
-    )
-    device: str | None = option(None, "auto, cpu, cuda or cuda:N.", default_text="auto", changes_answers=True)
-    attn: str | None = option(
-        None, "Attention implementation: sdpa or eager (default: the model's).", metavar="NAME", changes_answers=True
-    )
+    tokenizer: str | None = option(None, "Tokenizer to use instead of the model's own.", "NAME_OR_DIR")
+    trust_remote_code: bool = option(False, "Run the Python code that comes with the model or its tokenizer. Read it first.")
+    dtype: str = option("auto", "auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.")
+    device: str | None = option(None, "auto, cpu, cuda or cuda:N.", default_text="auto")
+    attn: str | None = option(None, "Attention implementation: sdpa or eager (default: the model's).", "NAME")
     engine: str = option(
         "hf",
         "hf: our engine for transformers models. vllm, sglang: vLLM or SGLang with our drafts (pip install 'lookahead[vllm]', "
         "'lookahead[sglang]').",
-        changes_answers=True,
     )
     engine_arg: Sequence[str] | None = option(
-        None,
-        "Argument of vLLM or SGLang, its value as JSON or text; repeat for several.",
-        metavar="NAME=VALUE",
-        changes_answers=True,
+        None, "Argument of vLLM or SGLang, its value as JSON or text; repeat for several.", "NAME=VALUE"
     )
     engine_mode: str = option(
         "auto",
         "How forwards are run: modules (the model's own, one by one), program (a whole forward in one native call, on CPUs; an "
         "error if the model does not support it) or auto (program if supported).",
-        changes_answers=True,
     )
     quantize: str = option(
         "none",
         "Quantize the model's weights, on a CPU: int8, int4 (groups of 64, the output layer int8) or none. Answers are "
         "those of the quantized model, the same with drafts and without.",
-        changes_answers=True,
     )
     kv_dtype: str = option(
         "none",
         "Keep keys and values in 8 or 4 bits, on a CPU: int8, int4 or none. Answers are then others, the same with drafts and "
         "without.",
-        changes_answers=True,
     )
     exact: bool = option(
         False,
         "Require, on a CPU, that a token's scores are the same bits in every forward, so that drafts and batches change no "
         "token in half precision either; an error if the model does not support it.",
-        changes_answers=True,
     )
 
     device_map: str | None = option(
         None,
         "Spread one model over this machine's GPUs, as transformers does: auto.",
-        metavar="MAP",
+        "MAP",
         panel="Scale-out",
         changes_answers=False,
     )
     tp_plan: str | None = option(
         None,
         "Tensor parallel, as transformers does: auto. Start with torchrun --no-python --nproc-per-node N lookahead.",
-        metavar="PLAN",
+        "PLAN",
         panel="Scale-out",
         changes_answers=False,
     )

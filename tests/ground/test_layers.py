@@ -15,6 +15,13 @@ ROOMS = (
 )
 # Load quantized models; still to be asked of a backend
 OWED = {f"models.{file}" for file in ("load", "quantize", "packed", "packed_model", "mixed", "equalize", "reference")}
+MOST_LINES, MOST_PARAMETERS = 80, 12  # of a function
+# Functions with more parameters: kernels, whose arrays have no common type; what vLLM calls; a bench of many settings
+OWED_PARAMETERS = {
+    *("vllm_speculator.propose", "compare.compare", "device_products._product", "triton_attention._add_text"),
+    *("triton_attention._text", "triton_attention._path"),
+    *("attention_kernel._weights", "attention_kernel._segments", "attention_kernel._outputs"),
+}
 DRAFT_ALONE = {f"engines.{file}" for file in ("requests", "pace", "by_text", "by_id", "settings")}
 
 
@@ -90,3 +97,16 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
             if middle in reached[name]:
                 reached[name] = reached[name] | reached[middle]
     assert [name for name in TREES if name in reached[name]] == []
+
+
+def test_functions_are_short_and_take_few_parameters() -> None:
+    long, wide = set(), set()
+    for name, tree in TREES.items():
+        for each in ast.walk(tree):
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                known = f"{name.rpartition('.')[2]}.{each.name}"
+                if each.end_lineno is not None and each.end_lineno - each.lineno >= MOST_LINES:
+                    long.add(known)
+                if len([*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]) > MOST_PARAMETERS:
+                    wide.add(known)
+    assert (long, wide) == (set(), OWED_PARAMETERS)

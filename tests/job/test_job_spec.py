@@ -17,7 +17,7 @@ from lookahead.job.manifest import answering
 from lookahead.job.progress import JobProgress
 from lookahead.job.record import CLOCKED
 from lookahead.job.spec import OPTIONS, PANELS
-from lookahead.options import OptionGroup, declared, kinds, option
+from lookahead.options import OptionGroup, declared, kinds
 from lookahead_cli.app import program
 from lookahead_cli.job_schema import job_schema
 from tests.support.cli import Cli, write_jsonl
@@ -48,16 +48,15 @@ def another(name: str) -> Any:
 # ---- declarations ----
 
 
-def test_an_option_that_does_not_say_whether_it_changes_answers_is_refused() -> None:
+def test_a_field_that_is_no_option_is_refused() -> None:
     @dataclasses.dataclass(frozen=True)
     class Undeclared(OptionGroup):
         colour: str = "red"
 
     (field,) = dataclasses.fields(Undeclared)
-    with pytest.raises(TypeError, match=r"colour: declare it with option\(..., changes_answers=...\)"):
+    with pytest.raises(TypeError, match=r"colour: declare it with option\(...\)"):
         declared(field)
-    with pytest.raises(TypeError, match="changes_answers"):
-        option(None, "An option without a declaration.")  # type: ignore[call-arg]
+    assert all(isinstance(kind.CHANGES_ANSWERS, bool) for _, kind in PANELS.values())
 
 
 def test_panels_of_help_keys_of_the_schema_and_options_of_a_job_are_the_same() -> None:
@@ -65,7 +64,7 @@ def test_panels_of_help_keys_of_the_schema_and_options_of_a_job_are_the_same() -
     assert parameters.keys() - OPTIONS.keys() == {"config", "print_config"}
     assert OPTIONS.keys() <= parameters.keys()
     for name, each in OPTIONS.items():
-        assert parameters[name].rich_help_panel == each.panel
+        assert parameters[name].rich_help_panel == each.about.panel
     assert [key.replace("-", "_") for key in job_schema()["properties"]] == list(OPTIONS) == list(JobSpec().options())
 
 

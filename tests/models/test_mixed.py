@@ -194,11 +194,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path, dict[str, Any]]:
     """The demo model, and the report of it."""
-    from lookahead.bench.quantized import QuantizeSpec, quantize
+    from lookahead.bench.options import QuantizeOptions
+    from lookahead.bench.quantized import quantize
 
     folder = tmp_path_factory.mktemp("mixed") / "model"
-    spec = QuantizeSpec(ModelOptions(DEMO), str(folder), "int4", activations="mixed", calibration=str(texts), loss_budget=0.05)
-    return folder, quantize(spec).as_json()
+    options = QuantizeOptions(str(folder), "int4", activations="mixed", calibration=str(texts), loss_budget=0.05)
+    return folder, quantize(ModelOptions(DEMO), options).as_json()
 
 
 def test_checkpoint_says_which_blocks_have_8_bits(mixed: tuple[Path, dict[str, Any]]) -> None:
