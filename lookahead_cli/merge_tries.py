@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
-from lookahead.job.plan import weights_by_name
 from lookahead.options import OptionGroup, option
 from lookahead_cli import render
 from lookahead_cli.options import Common, Resources, Some, with_groups
@@ -41,6 +40,7 @@ def command(
     from pathlib import Path
 
     from lookahead.files.outputs import TRIE, Input, Output
+    from lookahead.job.plan import weights_by_name  # loads numpy
     from lookahead.trie.merge import merge_tries
 
     out, tries = options.out, options.tries
