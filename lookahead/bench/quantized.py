@@ -12,12 +12,12 @@ import torch
 from lookahead.bench.quality import MOST_TOKENS, Parting, Quality, loss_of, parting, quality_of, texts_of
 from lookahead.errors import CorpusError, UsageError
 from lookahead.files.outputs import TRIE
+from lookahead.forward.backend import check_offered
 from lookahead.job.events import BenchEvents
 from lookahead.models.load import load_model, read_config
-from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits
 from lookahead.models.options import ModelOptions
-from lookahead.models.quantize import check_scheme
 from lookahead.quantize.activation_stats import input_sizes
+from lookahead.quantize.mixed import ACTIVATIONS, Chosen, choose_bits
 from lookahead.quantize.write_packed import Calibration, Written, quantize_checkpoint
 from lookahead.tokenizer import identity, own_tokenizer
 from lookahead.trie.file import Trie
@@ -88,7 +88,7 @@ def _check(spec: QuantizeSpec) -> None:
     if spec.activations == "mixed" and spec.calibration is None:
         raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
     if spec.activations == "mixed":
-        check_scheme(spec.scheme, torch.device("cpu"))
+        check_offered("--quantize", spec.scheme, torch.device("cpu"))
 
 
 def _texts(spec: QuantizeSpec, path: str) -> list[list[int]]:

@@ -47,21 +47,26 @@ def schemes_of(option: str, typed: str, known: Sequence[str]) -> list[str]:
     return names
 
 
+def weight_bytes(model: Any) -> int:
+    """Of a model's weights, each counted once."""
+    held = {id(tensor): tensor.nbytes for tensor in model.parameters()}
+    held |= {id(layer.laid_out): layer.laid_out.nbytes for layer in model.modules() if hasattr(layer, "laid_out")}
+    return sum(held.values())
+
+
 def bench_schemes(bench: ModelBench, quantize: str, kv_dtype: str, measure: Measure) -> tuple[list[Scheme], list[str]]:
     """(figures of each combination, what is wrong with rows that were left out)
 
     quantize, kv_dtype: several with commas between them. measure: `bench_prompts` or `bench_logged`, given the bench and what
     to call with the loaded model and its prompts. Raises UsageError for unknown schemes, and as `measure` does.
     """
-    from lookahead.backends.cpu.linear import weight_bytes
-    from lookahead.backends.cpu.quantized_kv import KV_DTYPES
     from lookahead.bench.quality import loss_of
-    from lookahead.models.quantize import SCHEMES
+    from lookahead.forward.backend import SCHEMES
 
     combinations = [
         (weights, keys)
         for weights in schemes_of("--quantize", quantize, SCHEMES)
-        for keys in schemes_of("--kv-dtype", kv_dtype, KV_DTYPES)
+        for keys in schemes_of("--kv-dtype", kv_dtype, SCHEMES)
     ]
     schemes, failed = [], list[str]()
     for weights, keys in combinations:

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lookahead.backends.cpu.linear import LaidOutLinear
-from lookahead.backends.cpu.panels import Panels
+from lookahead.forward.backend import packed_layers
 from lookahead.forward.kv_cache import KeysAndValuesOnly
 
 HALF = (torch.bfloat16, torch.float16)
 ROUNDS_OF_CHOICE = 3  # forwards by which random text becomes text that the model might have written
-AT_ONCE = 1 << 20  # weights that are widened at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,30 +84,14 @@ class _NotingCache(KeysAndValuesOnly):
 @contextlib.contextmanager
 def _by_torch(model: Any) -> Iterator[None]:
     """While open, torch multiplies by what its linear layers have laid out, in the dtype of the tokens."""
-    layers = [module for module in model.modules() if isinstance(module, LaidOutLinear)]
+    layers, _ = packed_layers(model)
     for layer in layers:
-        vars(layer)["forward"] = functools.partial(_product, layer)
+        vars(layer)["forward"] = layer.wide
     try:
         yield
     finally:
         for layer in layers:
             del vars(layer)["forward"]
-
-
-@_disable_current_modes()  # weights are unpacked as they are
-def _product(layer: LaidOutLinear, tokens: torch.Tensor) -> torch.Tensor:
-    """[..., out]. Panels are multiplied by as they lie, a few at a time: widened, they stay in the processor's cache."""
-    held, bias = layer.laid_out, None if layer.bias is None else layer.bias.to(tokens.dtype)
-    if type(held) is not Panels:
-        return torch.nn.functional.linear(tokens, held.to_dense().to(tokens.dtype), bias)
-    _, lines, _, step = held.weight.shape  # [panels, lines, outputs, inputs]
-    flat = torch.nn.functional.pad(tokens.reshape(-1, held.inner), (0, lines * step - held.inner))
-    parts = []
-    for panels in held.weight.split(max(1, AT_ONCE // held.weight[0].numel())):
-        of_step = [flat[:, k::step] @ panels[..., k].to(tokens.dtype) for k in range(step)]
-        parts.append(torch.stack(of_step).sum(0).transpose(0, 1).flatten(1))
-    output = torch.cat(parts, 1)[:, : held.outputs].reshape(*tokens.shape[:-1], -1)
-    return output if bias is None else output + bias
 
 
 def _forward(model: Any, texts: torch.Tensor, with_layers: bool) -> Reference:

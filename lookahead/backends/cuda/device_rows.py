@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu import program_kernel as kernel
-from lookahead.backends.cpu.plan import Buffer, Instruction, Product, Stage, Unsupported, View, reads, written
 from lookahead.backends.cuda.device_code import FOLDS, NAMES, ONE, ROUNDED, TWO
+from lookahead.backends.lowering import ops
+from lookahead.backends.lowering.plan import Buffer, Instruction, Product, Stage, Unsupported, View, reads, written
 from lookahead.forward import tree_meta
 
 CHUNK = 1024  # numbers of a token that a program works on at once, where several share it
@@ -214,7 +214,7 @@ class _Writer:
 
     def _is_raw(self, step: Instruction) -> bool:
         home = None if step.target is None else step.target[0].home
-        return step.op == kernel.COPY and isinstance(home, Buffer) and home.size == 2
+        return step.op == ops.COPY and isinstance(home, Buffer) and home.size == 2
 
     def _write(self, home: Any, into: str, value: str, mask: str) -> None:
         kind = self._dtype_of(home)
@@ -241,7 +241,7 @@ class _Writer:
         """Sums or largest numbers."""
         self._wait(step)
         home, function = _home(step), FOLDS[step.op]
-        nothing = "0.0" if step.op == kernel.SUM else "float('-inf')"
+        nothing = "0.0" if step.op == ops.SUM else "float('-inf')"
         if step.outer == 1:
             if step.inner <= MOST_AT_ONCE:
                 value = self._folded(step, "0", _power(step.inner), nothing)
@@ -251,7 +251,7 @@ class _Writer:
 
                 def add(at: str) -> None:
                     value = self._folded(step, at, MOST_AT_ONCE, nothing)
-                    more = f"{total} + {value}" if step.op == kernel.SUM else f"tl.maximum({total}, {value})"
+                    more = f"{total} + {value}" if step.op == ops.SUM else f"tl.maximum({total}, {value})"
                     self.lines.append(f"{self.indent}{total} = {more}")
 
                 self._loop(step.inner, add)
@@ -297,15 +297,15 @@ class _Writer:
 
     def _computed(self, step: Instruction, e: str, mask: str) -> str:
         """The numbers of an instruction that `e` counts."""
-        if step.op == kernel.EMBED:
+        if step.op == ops.EMBED:
             table = step.sources[0][0].home
             _, _, _, added, which = step.more
-            ids = self._pointer(IDS if which == kernel.IDS else POSITIONS)
+            ids = self._pointer(IDS if which == ops.IDS else POSITIONS)
             assert isinstance(table, torch.Tensor)
             line = self._value(("id", which, added), f"tl.load({ids} + token) + {added}")
             where = f"{self._pointer(table)} + {line} * {table.stride(0)} + {e}"
             return self._named(f"tl.load({where}{self._masked(mask, True)}).to(tl.float32)")
-        if step.op == kernel.POSITION:
+        if step.op == ops.POSITION:
             return self._named(f"(tl.load({self._pointer(POSITIONS)} + token) + {step.more[0]}).to(tl.float32)")
         values = [self._operand(source, step, e, mask) for source in step.sources]
         if step.op in TWO:
@@ -314,7 +314,7 @@ class _Writer:
             text = ONE[step.op].format(*values)
         else:
             raise Unsupported(f"instruction {step.op} on a GPU")
-        return self._named(ROUNDED[step.rounds].format(text)) if step.rounds != kernel.NOT or text != values[0] else text
+        return self._named(ROUNDED[step.rounds].format(text)) if step.rounds != ops.NOT or text != values[0] else text
 
     def _place_of(self, operand: tuple[View, int, int], step: Instruction, e: str) -> str:
         """Where in its buffer an operand's numbers stand that `e` counts."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu import program_kernel as kernel
-from lookahead.backends.cpu.builder import Builder, Ids
-from lookahead.backends.cpu.plan import Unsupported, View, split_dims
+from lookahead.backends.lowering import ops
+from lookahead.backends.lowering.builder import Builder, Ids
+from lookahead.backends.lowering.plan import Unsupported, View, split_dims
 
 
 def viewed(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View | Ids, *given: Any, **named: Any) -> Any:
@@ -135,7 +135,7 @@ def joined(build: Builder, shape: list[int], dtype: torch.dtype, /, views: Seque
         source = build.wide(view)
         size = source.dims[own][0]
         part = target.with_dims([*target.dims[:own], (size, stride), *target.dims[own + 1 :]], start=at * stride)
-        build.rows(kernel.COPY, part, [source])
+        build.rows(ops.COPY, part, [source])
         at += size
     return target
 

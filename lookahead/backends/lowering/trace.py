@@ -22,9 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface
 
-from lookahead.backends.cpu.embedding import TableInPanels
-from lookahead.backends.cpu.linear import LaidOutLinear
-from lookahead.backends.cpu.quantized import QuantizedPanels
+from lookahead.forward.backend import packed_layers
 from lookahead.forward.kv_cache import KeysAndValuesOnly
 from lookahead.forward.target import TargetModel
 from lookahead.forward.tree_attention import checked_scale
@@ -59,8 +57,8 @@ class Traced:
 
     graph: torch.fx.GraphModule
     tokens: int
-    linears: list[LaidOutLinear]
-    tables: list[QuantizedPanels]
+    linears: list[Any]
+    tables: list[Any]
 
 
 class _TracedCache(KeysAndValuesOnly):
@@ -82,13 +80,7 @@ class _TracedCache(KeysAndValuesOnly):
 
 
 def _attended(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **arguments: Any,
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **arguments: Any
 ) -> tuple[torch.Tensor, None]:
     """What layers of a model that is traced call."""
     scale = checked_scale(query, attention_mask, scaling, arguments)
@@ -99,10 +91,9 @@ AttentionInterface.register(NAME, _attended)
 
 
 @contextlib.contextmanager
-def _layers_as_operations(model: Any) -> Iterator[tuple[list[LaidOutLinear], list[QuantizedPanels]]]:
+def _layers_as_operations(model: Any) -> Iterator[tuple[list[Any], list[Any]]]:
     """While open, laid out layers are lookahead::linear, and look-ups in quantized tables lookahead::looked_up."""
-    linears = [module for module in model.modules() if isinstance(module, LaidOutLinear)]
-    tables = [module for module in model.modules() if isinstance(module, TableInPanels)]
+    linears, tables = packed_layers(model)
     for number, layer in enumerate(linears):
         outputs = layer.out_features
         vars(layer)["forward"] = lambda x, number=number, outputs=outputs: torch.ops.lookahead.linear(x, number, outputs)
@@ -123,9 +114,9 @@ def traced(target: TargetModel) -> Traced:
     """The forward of a packed model whose attention lookahead::tree_attention computes. Raises what the model raises."""
     model = target.model
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
-    for layer in model.modules():
-        sizes.update((layer.in_features, layer.out_features) if isinstance(layer, LaidOutLinear) else ())
-        sizes.update((layer.num_embeddings, layer.embedding_dim) if isinstance(layer, TableInPanels) else ())
+    linears, tables = packed_layers(model)
+    sizes.update(size for layer in linears for size in (layer.in_features, layer.out_features))
+    sizes.update(size for table in tables for size in (table.num_embeddings, table.embedding_dim))
     sizes.update(value for value in vars(target.text_config).values() if isinstance(value, int))
     tokens = next(count for count in COUNTS if count not in sizes)
     plan = target.mask_plan

@@ -1,4 +1,4 @@
-"""From a traced forward to a program. In: a graph of torch operations. Out: what the program computes (backends/cpu/plan.py).
+"""From a traced forward to a program. In: a graph of torch operations. Out: what the program computes (plan.py).
 
 Every operation that a token's numbers go through becomes views, instructions, products and attention; what depends on no token
 is computed here, once. Raises Unsupported for what there is no instruction for, and for anything that mixes tokens.
@@ -7,7 +7,6 @@ is computed here, once. Raises Unsupported for what there is no instruction for,
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -15,16 +14,15 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu import program_kernel as kernel
-from lookahead.backends.cpu.builder import ROUNDS, Builder, Ids
-from lookahead.backends.cpu.memory_plan import arranged
-from lookahead.backends.cpu.panel_kernel import INT8
-from lookahead.backends.cpu.panels import STORED, Panels
-from lookahead.backends.cpu.plan import (
+from lookahead.backends.lowering import ops
+from lookahead.backends.lowering.builder import Builder, Ids
+from lookahead.backends.lowering.memory_plan import arranged
+from lookahead.backends.lowering.plan import (
+    ROUNDS,
+    STORED,
     Attention,
     Buffer,
     Instruction,
-    Matrix,
     Plan,
     Product,
     Unsupported,
@@ -32,8 +30,7 @@ from lookahead.backends.cpu.plan import (
     flat_dims,
     reads,
 )
-from lookahead.backends.cpu.program import Program
-from lookahead.backends.cpu.shapes import (
+from lookahead.backends.lowering.shapes import (
     expanded,
     joined,
     permuted,
@@ -46,11 +43,7 @@ from lookahead.backends.cpu.shapes import (
     unsqueezed,
     viewed,
 )
-from lookahead.backends.cpu.trace import Traced, traced
-from lookahead.backends.cuda.device_builder import DeviceBuilder, merged_products
-from lookahead.backends.cuda.device_program import DeviceProgram
-from lookahead.backends.cuda.device_rows import must_be_written
-from lookahead.forward.target import TargetModel
+from lookahead.backends.lowering.trace import Traced
 
 aten = torch.ops.aten
 ours = torch.ops.lookahead
@@ -73,27 +66,9 @@ class Lines:
     kind: int
 
 
-def program_of(target: TargetModel) -> Program | DeviceProgram:
-    """The forward of a packed model whose attention lookahead::tree_attention computes. Raises Unsupported, or as the model."""
-    if target.device.type != "cpu":
-        return device_program_of(target)
-    forward = traced(target)
-    return Program(
-        lowered(forward, Builder(forward.tokens, forward.linears, forward.tables), len(target.mask_plan.windows), target.dtype)
-    )
-
-
-def device_program_of(target: TargetModel) -> DeviceProgram:
-    """The same for a GPU, of a model whose linear layers are as torch makes them. Its weights may come to lie elsewhere."""
-    forward = traced(target)
-    kinds, merge = len(target.mask_plan.windows), functools.partial(merged_products, model=target.model)
-    plan = lowered(forward, DeviceBuilder(forward.tokens), kinds, target.dtype, merge, must_be_written)
-    return DeviceProgram(plan, target.device)
-
-
 def lowered(forward: Traced, build: Builder, kinds: int, dtype: torch.dtype, *how: Any) -> Plan:
     """The program of a traced forward of a model of this dtype. kinds: of layers. how: see `arranged`. Raises Unsupported."""
-    given = iter([Ids(kernel.IDS), Ids(kernel.POSITIONS), Ids("offsets"), *map(Lines, range(kinds))])
+    given = iter([Ids(ops.IDS), Ids(ops.POSITIONS), Ids("offsets"), *map(Lines, range(kinds))])
     values: dict[torch.fx.Node, Any] = {}
     output: Any = None
     for node in forward.graph.graph.nodes:
@@ -120,13 +95,11 @@ def _return(build: Builder, output: View) -> None:
         if isinstance(step, Product) and step.target is output.home and output.is_flat and output.start == 0:
             is_read = any(step.target in reads(other) for other in build.steps)
             if not is_read and step.weight.outputs == output.count and step.weight.dtype == output.dtype:
-                step.target, step.stored = None, STORED[output.dtype]
-                if isinstance(step.weight, Matrix):  # nobody adds parts up
-                    step.weight = Matrix(step.weight.weight, parts=1)
+                step.target, step.stored, step.weight = None, STORED[output.dtype], build.whole(step.weight)
                 return
     view, size = build.flat(output), torch.finfo(output.dtype).bits // 8
     more = STORED[output.dtype], size
-    build.steps.append(Instruction(kernel.STORE, 1, view.count, None, [(view, 0, 1)], more=more))
+    build.steps.append(Instruction(ops.STORE, 1, view.count, None, [(view, 0, 1)], more=more))
 
 
 def _value(build: Builder, node: torch.fx.Node, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -161,12 +134,12 @@ def _added(build: Builder, op: int, left: Any, right: Any) -> Ids:
     """Ids to which something is added."""
     ids, other = (left, right) if isinstance(left, Ids) else (right, left)
     counted = isinstance(other, torch.Tensor) and other.flatten().tolist() == list(range(build.tokens))
-    if op == kernel.ADD and counted and ids == Ids("offsets"):
-        return Ids(kernel.POSITIONS)
-    if op in (kernel.ADD, kernel.SUBTRACT) and ids is left and isinstance(other, int | torch.Tensor):
+    if op == ops.ADD and counted and ids == Ids("offsets"):
+        return Ids(ops.POSITIONS)
+    if op in (ops.ADD, ops.SUBTRACT) and ids is left and isinstance(other, int | torch.Tensor):
         added = torch.as_tensor(other)
         if added.numel() == 1 and not added.is_floating_point():
-            return dataclasses.replace(ids, added=ids.added + (1 if op == kernel.ADD else -1) * int(added))
+            return dataclasses.replace(ids, added=ids.added + (1 if op == ops.ADD else -1) * int(added))
     raise Unsupported("other arithmetic with ids or positions")
 
 
@@ -178,22 +151,22 @@ def _one(*ops: int) -> Callable[..., Any]:
 
 
 def _gelu(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, approximate: str = "none") -> View:
-    return build.one(kernel.GELU if approximate == "none" else kernel.GELU_TANH, view)
+    return build.one(ops.GELU if approximate == "none" else ops.GELU_TANH, view)
 
 
 def _rsqrt(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View) -> View:
-    root = build.one(kernel.SQUARE_ROOT, view, rounds=kernel.NOT)
-    return build.two(kernel.DIVIDE, shape, dtype, 1.0, root)
+    root = build.one(ops.SQUARE_ROOT, view, rounds=ops.NOT)
+    return build.two(ops.DIVIDE, shape, dtype, 1.0, root)
 
 
 def _power(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, exponent: float) -> View:
     if exponent == 2:
-        return build.two(kernel.MULTIPLY, shape, dtype, view, view)
+        return build.two(ops.MULTIPLY, shape, dtype, view, view)
     if exponent == 3:
-        square = build.two(kernel.MULTIPLY, shape, torch.float32, view, view)
-        return build.two(kernel.MULTIPLY, shape, dtype, square, view)
+        square = build.two(ops.MULTIPLY, shape, torch.float32, view, view)
+        return build.two(ops.MULTIPLY, shape, dtype, square, view)
     if exponent == 0.5:
-        return build.one(kernel.SQUARE_ROOT, view)
+        return build.one(ops.SQUARE_ROOT, view)
     if exponent == -0.5:
         return _rsqrt(build, shape, dtype, view)
     raise Unsupported(f"a power of {exponent}")
@@ -202,7 +175,7 @@ def _power(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, 
 def _rsub(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, other: float, alpha: float = 1) -> View:
     if alpha != 1:
         raise Unsupported("a sum with a factor")
-    return build.two(kernel.SUBTRACT, shape, dtype, other, view)
+    return build.two(ops.SUBTRACT, shape, dtype, other, view)
 
 
 def _folded(build: Builder, view: View, dims: Sequence[int] | None, keep: bool) -> tuple[View, int]:
@@ -212,7 +185,7 @@ def _folded(build: Builder, view: View, dims: Sequence[int] | None, keep: bool) 
     if view.axis in places:
         raise Unsupported("a sum over tokens")
     without = [place - (place > view.axis) for place in places]
-    return build.fold(kernel.SUM, view, without, keep), math.prod(view.dims[place][0] for place in without)
+    return build.fold(ops.SUM, view, without, keep), math.prod(view.dims[place][0] for place in without)
 
 
 def _reduced(is_mean: bool) -> Callable[..., View]:
@@ -228,8 +201,8 @@ def _reduced(is_mean: bool) -> Callable[..., View]:
     ) -> View:
         total, count = _folded(build, view, dims, keepdim)
         if is_mean:
-            return build.two(kernel.DIVIDE, shape, dtype, total, float(count))
-        return build.one(kernel.COPY, dataclasses.replace(total, dtype=dtype)) if dtype != torch.float32 else total
+            return build.two(ops.DIVIDE, shape, dtype, total, float(count))
+        return build.one(ops.COPY, dataclasses.replace(total, dtype=dtype)) if dtype != torch.float32 else total
 
     return handler
 
@@ -253,13 +226,13 @@ def _layer_norm(
     whole = _shape(build, view)
     small = [1 if place >= len(whole) - len(sizes) else size for place, size in enumerate(whole)]
     single = torch.float32  # rounded once, at the end
-    mean = build.two(kernel.DIVIDE, small, single, build.fold(kernel.SUM, view, places, True), count)
-    centred = build.two(kernel.SUBTRACT, whole, single, view, mean)
-    squares = build.two(kernel.MULTIPLY, whole, single, centred, centred)
-    variance = build.two(kernel.DIVIDE, small, single, build.fold(kernel.SUM, squares, places, True), count)
-    variance = build.two(kernel.ADD, small, single, variance, epsilon)
-    scale = build.two(kernel.DIVIDE, small, single, 1.0, build.one(kernel.SQUARE_ROOT, variance))
-    steps = [(kernel.MULTIPLY, scale), (kernel.MULTIPLY, weight), (kernel.ADD, bias)]
+    mean = build.two(ops.DIVIDE, small, single, build.fold(ops.SUM, view, places, True), count)
+    centred = build.two(ops.SUBTRACT, whole, single, view, mean)
+    squares = build.two(ops.MULTIPLY, whole, single, centred, centred)
+    variance = build.two(ops.DIVIDE, small, single, build.fold(ops.SUM, squares, places, True), count)
+    variance = build.two(ops.ADD, small, single, variance, epsilon)
+    scale = build.two(ops.DIVIDE, small, single, 1.0, build.one(ops.SQUARE_ROOT, variance))
+    steps = [(ops.MULTIPLY, scale), (ops.MULTIPLY, weight), (ops.ADD, bias)]
     steps = [(op, other) for op, other in steps if other is not None]
     result = centred
     for number, (op, other) in enumerate(steps):
@@ -278,16 +251,16 @@ def _converted(build: Builder, shape: list[int], dtype: torch.dtype, /, value: V
     if isinstance(value, Ids):
         if dtype not in FLOATS:
             return value
-        if value.which != kernel.POSITIONS or dtype != torch.float32:
+        if value.which != ops.POSITIONS or dtype != torch.float32:
             raise Unsupported("numbers made of ids")
         axis = build.axis_of(shape)
         target = build.new([1] * (len(shape) - 1), axis, dtype)
-        build.steps.append(Instruction(kernel.POSITION, 1, 1, (target, 1, 1), [], more=(value.added,)))
+        build.steps.append(Instruction(ops.POSITION, 1, 1, (target, 1, 1), [], more=(value.added,)))
         return target
     if dtype == value.dtype or value.dtype != torch.float32:
         return dataclasses.replace(build.wide(value), dtype=dtype) if dtype == torch.float32 else value
     target = build.new(value.sizes, value.axis, dtype)
-    build.rows(kernel.MULTIPLY, target, [value, build.dims_in(1.0, shape, value.axis)], ROUNDS[dtype])
+    build.rows(ops.MULTIPLY, target, [value, build.dims_in(1.0, shape, value.axis)], ROUNDS[dtype])
     return target
 
 
@@ -305,14 +278,14 @@ def _embedding(
 def _looked_up(build: Builder, shape: list[int], dtype: torch.dtype, /, ids: Any, number: int, *given: Any) -> View:
     """In a quantized table."""
     table = build.tables[number]
-    held = kernel.IN_8_BITS if table.kind == INT8 else kernel.IN_4_BITS
+    held = ops.IN_8_BITS if table.library == "int8" else ops.IN_4_BITS
     return _look_up(build, shape, dtype, ids, table.weight, table.outputs, (table.lines, held))
 
 
 def _look_up(
     build: Builder, shape: list[int], dtype: torch.dtype, ids: Any, table: torch.Tensor, rows: int, about: tuple[int, int]
 ) -> View:
-    """about: of the table, see kernel.EMBED."""
+    """about: of the table, see ops.EMBED."""
     if not isinstance(ids, Ids) or not isinstance(ids.which, int):
         raise Unsupported("a look-up by other numbers")
     build.alive.append(table)
@@ -321,20 +294,18 @@ def _look_up(
     target = build.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
     more = table.data_ptr(), *about, ids.added, ids.which
     source = View(table, 0, (), axis, dtype), 0, 1
-    build.steps.append(Instruction(kernel.EMBED, 1, target.count, (target, 0, 1), [source], ROUNDS[dtype], more))
+    build.steps.append(Instruction(ops.EMBED, 1, target.count, (target, 0, 1), [source], ROUNDS[dtype], more))
     return target
 
 
 def _linear(build: Builder, shape: list[int], dtype: torch.dtype, /, tokens: View, number: int, outputs: int) -> View:
     layer = build.linears[number]
-    if not isinstance(layer.laid_out, Panels):
-        raise Unsupported("weights in another layout")
     return build.product(tokens, layer.laid_out, layer.bias, shape)
 
 
 def _matrix(build: Builder, shape: list[int], dtype: torch.dtype, /, tokens: Any, matrix: Any) -> View:
     if isinstance(tokens, View) and isinstance(matrix, torch.Tensor) and matrix.ndim == 2:
-        return build.product(tokens, build.panels(matrix), None, shape)
+        return build.product(tokens, build.weight_of(matrix), None, shape)
     raise Unsupported("a product of tokens with tokens")
 
 
@@ -343,14 +314,14 @@ def _matrix_and_bias(
 ) -> View:
     if named or not (isinstance(tokens, View) and isinstance(matrix, torch.Tensor) and isinstance(bias, torch.Tensor)):
         raise Unsupported("a product of tokens with tokens")
-    return build.product(tokens, build.panels(matrix), bias, shape)
+    return build.product(tokens, build.weight_of(matrix), bias, shape)
 
 
 def _outer(build: Builder, shape: list[int], dtype: torch.dtype, /, left: Any, right: Any) -> View:
     """A product of matrices of which one is a column and the other a row: of each number with each."""
     if any(_width(build, each, place) != 1 for each, place in ((left, -1), (right, -2))):
         raise Unsupported("a product of tokens with tokens")
-    return build.two(kernel.MULTIPLY, shape, dtype, left, right)
+    return build.two(ops.MULTIPLY, shape, dtype, left, right)
 
 
 def _width(build: Builder, value: Any, place: int) -> int:
@@ -365,7 +336,7 @@ def _placed(build: Builder, shape: list[int], dtype: torch.dtype, /, states: Vie
     if inner != 1:
         view = build.flat(view)
         stride = width
-    instruction = Instruction(kernel.WRITE, heads, width, None, [(view, stride, 1)], placed=number)
+    instruction = Instruction(ops.WRITE, heads, width, None, [(view, stride, 1)], placed=number)
     build.steps.append(instruction)
     build.placed[number] = heads, width
     return Placed(number, heads, width)
@@ -393,23 +364,23 @@ def _attended(
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: _two(kernel.ADD),
-    aten.sub.Tensor: _two(kernel.SUBTRACT),
+    aten.add.Tensor: _two(ops.ADD),
+    aten.sub.Tensor: _two(ops.SUBTRACT),
     aten.rsub.Scalar: _rsub,
-    aten.mul.Tensor: _two(kernel.MULTIPLY),
-    aten.div.Tensor: _two(kernel.DIVIDE),
+    aten.mul.Tensor: _two(ops.MULTIPLY),
+    aten.div.Tensor: _two(ops.DIVIDE),
     aten.pow.Tensor_Scalar: _power,
     aten.rsqrt.default: _rsqrt,
-    aten.sqrt.default: _one(kernel.SQUARE_ROOT),
-    aten.neg.default: _one(kernel.NEGATE),
-    aten.cos.default: _one(kernel.COSINE),
-    aten.sin.default: _one(kernel.SINE),
-    aten.exp.default: _one(kernel.EXP),
-    aten.sigmoid.default: _one(kernel.SIGMOID),
-    aten.silu.default: _one(kernel.SILU),
-    aten.tanh.default: _one(kernel.TANH),
-    aten.erf.default: _one(kernel.ERF),
-    aten.relu.default: _one(kernel.RELU),
+    aten.sqrt.default: _one(ops.SQUARE_ROOT),
+    aten.neg.default: _one(ops.NEGATE),
+    aten.cos.default: _one(ops.COSINE),
+    aten.sin.default: _one(ops.SINE),
+    aten.exp.default: _one(ops.EXP),
+    aten.sigmoid.default: _one(ops.SIGMOID),
+    aten.silu.default: _one(ops.SILU),
+    aten.tanh.default: _one(ops.TANH),
+    aten.erf.default: _one(ops.ERF),
+    aten.relu.default: _one(ops.RELU),
     aten.gelu.default: _gelu,
     aten.mean.dim: _reduced(True),
     aten.sum.dim_IntList: _reduced(False),
