@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lookahead.forward.backend import packed_layers
-from lookahead.forward.kv_cache import KeysAndValuesOnly
+from lookahead.forward.kv_cache import NotedCache
 
 HALF = (torch.bfloat16, torch.float16)
 ROUNDS_OF_CHOICE = 3  # forwards by which random text becomes text that the model might have written
@@ -61,26 +61,6 @@ def _widened(value: Any) -> Any:
     return torch.float32 if isinstance(value, torch.dtype) and value in HALF else value
 
 
-class _NotingCache(KeysAndValuesOnly):
-    """Notes what layers hand over, and holds nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.noted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.noted[layer_idx] = key_states, value_states
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-
 @contextlib.contextmanager
 def _by_torch(model: Any) -> Iterator[None]:
     """While open, torch multiplies by what its linear layers have laid out, in the dtype of the tokens."""
@@ -97,7 +77,7 @@ def _by_torch(model: Any) -> Iterator[None]:
 def _forward(model: Any, texts: torch.Tensor, with_layers: bool) -> Reference:
     if not with_layers:
         return Reference(model(input_ids=texts, use_cache=False).logits, {})
-    cache = _NotingCache()
+    cache = NotedCache()
     scores = model(input_ids=texts, past_key_values=cache, use_cache=True).logits
     return Reference(scores, cache.noted)
 

@@ -51,9 +51,8 @@ class Program:
         self._room = self._threads = 0
         self._version = -1  # of the cache whose buffers the tables know
         self._attend = c_function(entry_of(plan.dtype, self._kept))[1]
-        self._written = [
-            step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == ops.WRITE
-        ]
+        instructions = (step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction))
+        self._written = [(row, step) for row, step in enumerate(instructions) if step.op == ops.WRITE]
 
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
@@ -118,7 +117,6 @@ class Program:
         self._rows = np.array(rows, np.int64).reshape(-1, kernel.ROW)
         self._products = np.array(products, np.int64).reshape(-1, TASK)
         self._attention = np.frombuffer(b"".join(attention), np.int64).reshape(-1, attention_kernel.TASK).copy()
-        self._writes = np.array([number for number, step in enumerate(self._instructions()) if step.op == ops.WRITE], np.int64)
         self._counters = np.zeros(len(stages) * kernel.COUNTER, np.int64)
         head = np.zeros(kernel.HEAD, np.int64)
         head[kernel.THREADS], head[kernel.STAGES] = self._threads, len(stages)
@@ -131,9 +129,6 @@ class Program:
         most = self.plan.most
         head[kernel.MOST_IDS], head[kernel.MOST_POSITIONS] = (most.get(which, NO_LIMIT) for which in (ops.IDS, ops.POSITIONS))
         self._head, self._head_at = head, head.ctypes.data
-
-    def _instructions(self) -> list[Instruction]:
-        return [step for stage in self.plan.stages for step in stage.steps if isinstance(step, Instruction)]
 
     def _base(self, view: View) -> tuple[int, int, int]:
         """Address of what a view shows first, bytes from token to token and from thread to thread."""
@@ -168,16 +163,7 @@ class Program:
         else:
             output, output_stride = self._arena + target.offset * self._room, target.stride
         return [
-            *(
-                0,
-                multiplier_of(weight.kind),
-                address,
-                stride,
-                0,
-                weight.weight.data_ptr(),
-                weight.lines,
-                weight.outputs,
-            ),
+            *(0, multiplier_of(weight.kind), address, stride, 0, weight.weight.data_ptr(), weight.lines, weight.outputs),
             *(0 if bias is None else bias.data_ptr(), output, output_stride, step.stored),
         ]
 
@@ -202,9 +188,9 @@ class Program:
             held: Any = layer.values if number % 2 else layer.keys
             where[number] = [held.data_ptr(), *(stride * held.element_size() for stride in held.stride()[:3])]
         stored = STORED[self._kept]
-        for line, step in zip(self._writes, self._written, strict=True):
+        for row, step in self._written:
             assert step.placed is not None
-            self._rows[line, kernel.MORE : kernel.MORE + 5] = *where[step.placed], stored
+            self._rows[row, kernel.MORE : kernel.MORE + 5] = *where[step.placed], stored
         attentions = [step for stage in plan.stages for step in stage.steps if isinstance(step, Attention)]
         for line, attention in zip(self._attention, attentions, strict=True):
             line[attention_kernel.KEY : attention_kernel.KEY + 4] = where[attention.keys]

@@ -58,6 +58,11 @@ class Builder:
     def new(self, sizes: Sequence[int], axis: int, dtype: torch.dtype) -> View:
         return View(Buffer(max(1, math.prod(sizes))), 0, flat_dims(sizes), axis, dtype)
 
+    def of_shape(self, shape: Sequence[int], dtype: torch.dtype) -> View:
+        """shape: with the axis of tokens."""
+        axis = self.axis_of(shape)
+        return self.new([*shape[:axis], *shape[axis + 1 :]], axis, dtype)
+
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """float32, in memory that stays."""
         self.alive.append(tensor.detach().float().contiguous())
@@ -161,9 +166,8 @@ class Builder:
         return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
 
     def two(self, op: int, shape: Sequence[int], dtype: torch.dtype, left: Any, right: Any) -> View:
-        axis = self.axis_of(shape)
-        target = self.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
-        self.rows(op, target, [self.dims_in(left, shape, axis), self.dims_in(right, shape, axis)], ROUNDS[dtype])
+        target = self.of_shape(shape, dtype)
+        self.rows(op, target, [self.dims_in(each, shape, target.axis) for each in (left, right)], ROUNDS[dtype])
         return target
 
     def one(self, op: int, view: View, dtype: torch.dtype | None = None, rounds: int | None = None) -> View:
@@ -195,8 +199,7 @@ class Builder:
         given, dims = self.given(tokens, weight), tokens.dims
         if not dims or dims[-1][0] != weight.inner or tokens.count != weight.inner:
             raise Unsupported("a product with numbers of several tokens")
-        axis = self.axis_of(shape)
-        target = self.new([size for place, size in enumerate(shape) if place != axis], axis, weight.dtype)
+        target = self.of_shape(shape, weight.dtype)
         assert isinstance(target.home, Buffer)
         addends = None if bias is None else self.constant(bias)
         self.steps.append(Product(given, weight, addends, target.home, LIKE[weight.dtype]))
@@ -213,6 +216,18 @@ class Builder:
     def whole(self, weight: Any) -> Any:
         """For a product whose numbers nobody adds up."""
         return weight
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What an operation of a traced forward gives. shape: with the axis of tokens."""
+
+    build: Builder
+    shape: list[int]
+    dtype: torch.dtype
+
+    def two(self, op: int, left: Any, right: Any) -> View:
+        return self.build.two(op, self.shape, self.dtype, left, right)
 
 
 def _inner(view: View) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lookahead.backends.lowering import ops
-from lookahead.backends.lowering.builder import Builder, Ids
+from lookahead.backends.lowering.builder import Builder, Ids, Result
 from lookahead.backends.lowering.memory_plan import arranged
 from lookahead.backends.lowering.plan import (
     ROUNDS,
@@ -113,19 +113,22 @@ def _value(build: Builder, node: torch.fx.Node, arguments: tuple[Any, ...], name
     if target not in HANDLERS:
         raise Unsupported(f"no instruction for {target}")
     meta: Any = node.meta.get("tensor_meta")
-    shape, dtype = ([int(size) for size in meta.shape], meta.dtype) if hasattr(meta, "shape") else ([], None)
+    shape: list[int] = []
+    dtype: Any = None
+    if hasattr(meta, "shape"):
+        shape, dtype = [int(size) for size in meta.shape], meta.dtype
     if dtype is not None and dtype not in FLOATS and not any(isinstance(each, Ids) for each in flat):
         raise Unsupported(f"{target} of {dtype}")
-    return HANDLERS[target](build, shape, dtype, *arguments, **named)
+    return HANDLERS[target](Result(build, shape, dtype), *arguments, **named)
 
 
 def _two(op: int) -> Callable[..., Any]:
-    def handler(build: Builder, shape: list[int], dtype: torch.dtype, /, left: Any, right: Any, alpha: float = 1) -> Any:
+    def handler(out: Result, left: Any, right: Any, alpha: float = 1) -> Any:
         if isinstance(left, Ids) or isinstance(right, Ids):
-            return _added(build, op, left, right)
+            return _added(out.build, op, left, right)
         if alpha != 1:
             raise Unsupported("a sum with a factor")
-        return build.two(op, shape, dtype, left, right)
+        return out.two(op, left, right)
 
     return handler
 
@@ -143,100 +146,70 @@ def _added(build: Builder, op: int, left: Any, right: Any) -> Ids:
     raise Unsupported("other arithmetic with ids or positions")
 
 
-def _one(*ops: int) -> Callable[..., Any]:
-    def handler(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View) -> View:
-        return build.one(ops[0], view)
+def _one(op: int) -> Callable[..., Any]:
+    def handler(out: Result, view: View) -> View:
+        return out.build.one(op, view)
 
     return handler
 
 
-def _gelu(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, approximate: str = "none") -> View:
-    return build.one(ops.GELU if approximate == "none" else ops.GELU_TANH, view)
+def _gelu(out: Result, view: View, approximate: str = "none") -> View:
+    return out.build.one(ops.GELU if approximate == "none" else ops.GELU_TANH, view)
 
 
-def _rsqrt(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View) -> View:
-    root = build.one(ops.SQUARE_ROOT, view, rounds=ops.NOT)
-    return build.two(ops.DIVIDE, shape, dtype, 1.0, root)
+def _rsqrt(out: Result, view: View) -> View:
+    root = out.build.one(ops.SQUARE_ROOT, view, rounds=ops.NOT)
+    return out.two(ops.DIVIDE, 1.0, root)
 
 
-def _power(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, exponent: float) -> View:
+def _power(out: Result, view: View, exponent: float) -> View:
     if exponent == 2:
-        return build.two(ops.MULTIPLY, shape, dtype, view, view)
+        return out.two(ops.MULTIPLY, view, view)
     if exponent == 3:
-        square = build.two(ops.MULTIPLY, shape, torch.float32, view, view)
-        return build.two(ops.MULTIPLY, shape, dtype, square, view)
+        square = out.build.two(ops.MULTIPLY, out.shape, torch.float32, view, view)
+        return out.two(ops.MULTIPLY, square, view)
     if exponent == 0.5:
-        return build.one(ops.SQUARE_ROOT, view)
+        return out.build.one(ops.SQUARE_ROOT, view)
     if exponent == -0.5:
-        return _rsqrt(build, shape, dtype, view)
+        return _rsqrt(out, view)
     raise Unsupported(f"a power of {exponent}")
 
 
-def _rsub(build: Builder, shape: list[int], dtype: torch.dtype, /, view: View, other: float, alpha: float = 1) -> View:
-    if alpha != 1:
-        raise Unsupported("a sum with a factor")
-    return build.two(ops.SUBTRACT, shape, dtype, other, view)
-
-
-def _folded(build: Builder, view: View, dims: Sequence[int] | None, keep: bool) -> tuple[View, int]:
-    """Sums along dims of the model's own counting, and of how many numbers each."""
-    every = len(view.dims) + 1
-    places = [dim % every for dim in (dims or range(every))]
-    if view.axis in places:
-        raise Unsupported("a sum over tokens")
-    without = [place - (place > view.axis) for place in places]
-    return build.fold(ops.SUM, view, without, keep), math.prod(view.dims[place][0] for place in without)
-
-
 def _reduced(is_mean: bool) -> Callable[..., View]:
-    def handler(
-        build: Builder,
-        shape: list[int],
-        dtype: torch.dtype,
-        /,
-        view: View,
-        dims: Sequence[int],
-        keepdim: bool = False,
-        **named: Any,
-    ) -> View:
-        total, count = _folded(build, view, dims, keepdim)
+    def handler(out: Result, view: View, dims: Sequence[int] | None, keepdim: bool = False, **named: Any) -> View:
+        every = len(view.dims) + 1  # of the model's own counting, with the axis of tokens
+        places = [dim % every for dim in (dims or range(every))]
+        if view.axis in places:
+            raise Unsupported("a sum over tokens")
+        without = [place - (place > view.axis) for place in places]
+        total = out.build.fold(ops.SUM, view, without, keepdim)
         if is_mean:
-            return build.two(ops.DIVIDE, shape, dtype, total, float(count))
-        return build.one(ops.COPY, dataclasses.replace(total, dtype=dtype)) if dtype != torch.float32 else total
+            return out.two(ops.DIVIDE, total, float(math.prod(view.dims[place][0] for place in without)))
+        return out.build.one(ops.COPY, dataclasses.replace(total, dtype=out.dtype)) if out.dtype != torch.float32 else total
 
     return handler
 
 
-def _layer_norm(
-    build: Builder,
-    shape: list[int],
-    dtype: torch.dtype,
-    /,
-    view: View,
-    sizes: Sequence[int],
-    weight: Any,
-    bias: Any,
-    epsilon: float,
-) -> tuple[View]:
+def _layer_norm(out: Result, view: View, sizes: Sequence[int], weight: Any, bias: Any, epsilon: float) -> tuple[View]:
     count = float(math.prod(sizes))
     places = list(range(len(view.dims) - len(sizes), len(view.dims)))
-    axis = build.axis_of(_shape(build, view))
+    axis = out.build.axis_of(_shape(out.build, view))
     if axis != view.axis or (len(sizes) > len(view.dims) - view.axis):
         raise Unsupported("a norm over tokens")
-    whole = _shape(build, view)
+    whole = _shape(out.build, view)
     small = [1 if place >= len(whole) - len(sizes) else size for place, size in enumerate(whole)]
     single = torch.float32  # rounded once, at the end
-    mean = build.two(ops.DIVIDE, small, single, build.fold(ops.SUM, view, places, True), count)
-    centred = build.two(ops.SUBTRACT, whole, single, view, mean)
-    squares = build.two(ops.MULTIPLY, whole, single, centred, centred)
-    variance = build.two(ops.DIVIDE, small, single, build.fold(ops.SUM, squares, places, True), count)
-    variance = build.two(ops.ADD, small, single, variance, epsilon)
-    scale = build.two(ops.DIVIDE, small, single, 1.0, build.one(ops.SQUARE_ROOT, variance))
+    mean = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, view, places, True), count)
+    centred = out.build.two(ops.SUBTRACT, whole, single, view, mean)
+    squares = out.build.two(ops.MULTIPLY, whole, single, centred, centred)
+    variance = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, squares, places, True), count)
+    variance = out.build.two(ops.ADD, small, single, variance, epsilon)
+    scale = out.build.two(ops.DIVIDE, small, single, 1.0, out.build.one(ops.SQUARE_ROOT, variance))
     steps = [(ops.MULTIPLY, scale), (ops.MULTIPLY, weight), (ops.ADD, bias)]
     steps = [(op, other) for op, other in steps if other is not None]
     result = centred
     for number, (op, other) in enumerate(steps):
-        result = build.two(op, whole, view.dtype if number == len(steps) - 1 else single, result, other)
+        result = out.build.two(op, whole, view.dtype if number == len(steps) - 1 else single, result, other)
     return (result,)
 
 
@@ -246,127 +219,106 @@ def _shape(build: Builder, view: View) -> list[int]:
     return [*sizes[: view.axis], build.tokens, *sizes[view.axis :]]
 
 
-def _converted(build: Builder, shape: list[int], dtype: torch.dtype, /, value: View | Ids, *given: Any, **named: Any) -> Any:
+def _converted(out: Result, value: View | Ids, *given: Any, **named: Any) -> Any:
     """_to_copy: to another dtype, or the same."""
     if isinstance(value, Ids):
-        if dtype not in FLOATS:
+        if out.dtype not in FLOATS:
             return value
-        if value.which != ops.POSITIONS or dtype != torch.float32:
+        if value.which != ops.POSITIONS or out.dtype != torch.float32:
             raise Unsupported("numbers made of ids")
-        axis = build.axis_of(shape)
-        target = build.new([1] * (len(shape) - 1), axis, dtype)
-        build.steps.append(Instruction(ops.POSITION, 1, 1, (target, 1, 1), [], more=(value.added,)))
+        axis = out.build.axis_of(out.shape)
+        target = out.build.new([1] * (len(out.shape) - 1), axis, out.dtype)
+        out.build.steps.append(Instruction(ops.POSITION, 1, 1, (target, 1, 1), [], more=(value.added,)))
         return target
-    if dtype == value.dtype or value.dtype != torch.float32:
-        return dataclasses.replace(build.wide(value), dtype=dtype) if dtype == torch.float32 else value
-    target = build.new(value.sizes, value.axis, dtype)
-    build.rows(ops.MULTIPLY, target, [value, build.dims_in(1.0, shape, value.axis)], ROUNDS[dtype])
+    if out.dtype == value.dtype or value.dtype != torch.float32:
+        return dataclasses.replace(out.build.wide(value), dtype=out.dtype) if out.dtype == torch.float32 else value
+    target = out.build.new(value.sizes, value.axis, out.dtype)
+    out.build.rows(ops.MULTIPLY, target, [value, out.build.dims_in(1.0, out.shape, value.axis)], ROUNDS[out.dtype])
     return target
 
 
-def _embedding(
-    build: Builder, shape: list[int], dtype: torch.dtype, /, table: Any, ids: Any, *given: Any, **named: Any
-) -> View:
+def _embedding(out: Result, table: Any, ids: Any, *given: Any, **named: Any) -> View:
     if not isinstance(table, torch.Tensor):
         raise Unsupported("a look-up in other numbers")
     rows = table.detach()
     if rows.stride(1) != 1 or rows.dtype not in FLOATS:
         raise Unsupported("a table that lies otherwise")
-    return _look_up(build, shape, dtype, ids, rows, len(rows), (rows.stride(0) * rows.element_size(), ROUNDS[rows.dtype]))
+    return _look_up(out, ids, rows, len(rows), (rows.stride(0) * rows.element_size(), ROUNDS[rows.dtype]))
 
 
-def _looked_up(build: Builder, shape: list[int], dtype: torch.dtype, /, ids: Any, number: int, *given: Any) -> View:
+def _looked_up(out: Result, ids: Any, number: int, *given: Any) -> View:
     """In a quantized table."""
-    table = build.tables[number]
+    table = out.build.tables[number]
     held = ops.IN_8_BITS if table.library == "int8" else ops.IN_4_BITS
-    return _look_up(build, shape, dtype, ids, table.weight, table.outputs, (table.lines, held))
+    return _look_up(out, ids, table.weight, table.outputs, (table.lines, held))
 
 
-def _look_up(
-    build: Builder, shape: list[int], dtype: torch.dtype, ids: Any, table: torch.Tensor, rows: int, about: tuple[int, int]
-) -> View:
-    """about: of the table, see ops.EMBED."""
+def _look_up(out: Result, ids: Any, table: torch.Tensor, rows: int, about: tuple[int, int]) -> View:
+    """about: of the table, see ops.EMBED in program_kernel.py."""
     if not isinstance(ids, Ids) or not isinstance(ids.which, int):
         raise Unsupported("a look-up by other numbers")
+    build = out.build
     build.alive.append(table)
     build.most[ids.which] = min(rows - ids.added, build.most.get(ids.which, rows))
-    axis = build.axis_of(shape)
-    target = build.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
+    target = build.of_shape(out.shape, out.dtype)
     more = table.data_ptr(), *about, ids.added, ids.which
-    source = View(table, 0, (), axis, dtype), 0, 1
-    build.steps.append(Instruction(ops.EMBED, 1, target.count, (target, 0, 1), [source], ROUNDS[dtype], more))
+    source = View(table, 0, (), target.axis, out.dtype), 0, 1
+    build.steps.append(Instruction(ops.EMBED, 1, target.count, (target, 0, 1), [source], ROUNDS[out.dtype], more))
     return target
 
 
-def _linear(build: Builder, shape: list[int], dtype: torch.dtype, /, tokens: View, number: int, outputs: int) -> View:
-    layer = build.linears[number]
-    return build.product(tokens, layer.laid_out, layer.bias, shape)
+def _linear(out: Result, tokens: View, number: int, outputs: int) -> View:
+    layer = out.build.linears[number]
+    return out.build.product(tokens, layer.laid_out, layer.bias, out.shape)
 
 
-def _matrix(build: Builder, shape: list[int], dtype: torch.dtype, /, tokens: Any, matrix: Any) -> View:
-    if isinstance(tokens, View) and isinstance(matrix, torch.Tensor) and matrix.ndim == 2:
-        return build.product(tokens, build.weight_of(matrix), None, shape)
-    raise Unsupported("a product of tokens with tokens")
-
-
-def _matrix_and_bias(
-    build: Builder, shape: list[int], dtype: torch.dtype, /, bias: Any, tokens: Any, matrix: Any, **named: Any
-) -> View:
-    if named or not (isinstance(tokens, View) and isinstance(matrix, torch.Tensor) and isinstance(bias, torch.Tensor)):
+def _matrix(out: Result, tokens: Any, matrix: Any, bias: Any = None) -> View:
+    given = isinstance(matrix, torch.Tensor) and matrix.ndim == 2 and isinstance(bias, torch.Tensor | None)
+    if not (given and isinstance(tokens, View)):
         raise Unsupported("a product of tokens with tokens")
-    return build.product(tokens, build.weight_of(matrix), bias, shape)
+    return out.build.product(tokens, out.build.weight_of(matrix), bias, out.shape)
 
 
-def _outer(build: Builder, shape: list[int], dtype: torch.dtype, /, left: Any, right: Any) -> View:
+def _outer(out: Result, left: Any, right: Any) -> View:
     """A product of matrices of which one is a column and the other a row: of each number with each."""
-    if any(_width(build, each, place) != 1 for each, place in ((left, -1), (right, -2))):
+    if any(_width(out.build, each, place) != 1 for each, place in ((left, -1), (right, -2))):
         raise Unsupported("a product of tokens with tokens")
-    return build.two(ops.MULTIPLY, shape, dtype, left, right)
+    return out.two(ops.MULTIPLY, left, right)
 
 
 def _width(build: Builder, value: Any, place: int) -> int:
     return int((_shape(build, value) if isinstance(value, View) else list(value.shape))[place])
 
 
-def _placed(build: Builder, shape: list[int], dtype: torch.dtype, /, states: View, number: int) -> Placed:
-    view = build.wide(states)
+def _placed(out: Result, states: View, number: int) -> Placed:
+    view = out.build.wide(states)
     if view.axis != 2 or len(view.dims) != 3:
         raise Unsupported("keys or values of another shape")
     (_, _), (heads, stride), (width, inner) = view.dims
     if inner != 1:
-        view = build.flat(view)
+        view = out.build.flat(view)
         stride = width
     instruction = Instruction(ops.WRITE, heads, width, None, [(view, stride, 1)], placed=number)
-    build.steps.append(instruction)
-    build.placed[number] = heads, width
+    out.build.steps.append(instruction)
+    out.build.placed[number] = heads, width
     return Placed(number, heads, width)
 
 
-def _attended(
-    build: Builder,
-    shape: list[int],
-    dtype: torch.dtype,
-    /,
-    query: View,
-    keys: Placed,
-    values: Placed,
-    lines: Lines,
-    scale: float,
-) -> View:
+def _attended(out: Result, query: View, keys: Placed, values: Placed, lines: Lines, scale: float) -> View:
     if query.axis != 2 or len(query.dims) != 3 or keys.number % 2 or not isinstance(lines, Lines):
         raise Unsupported("attention of another shape")
     heads, width = query.dims[1][0], query.dims[2][0]
-    query = build.narrow(query.with_dims(query.dims[1:], 0), dtype)
-    target = Buffer(heads * values.width, torch.finfo(dtype).bits // 8, exact=True)
+    query = out.build.narrow(query.with_dims(query.dims[1:], 0), out.dtype)
+    target = Buffer(heads * values.width, torch.finfo(out.dtype).bits // 8, exact=True)
     sizes = heads, keys.heads, width, values.width
-    build.steps.append(Attention(query, target, keys.number, values.number, *sizes, lines.kind, scale))
-    return View(target, 0, flat_dims([1, heads, values.width]), 1, dtype)
+    out.build.steps.append(Attention(query, target, keys.number, values.number, *sizes, lines.kind, scale))
+    return View(target, 0, flat_dims([1, heads, values.width]), 1, out.dtype)
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: _two(ops.ADD),
     aten.sub.Tensor: _two(ops.SUBTRACT),
-    aten.rsub.Scalar: _rsub,
+    aten.rsub.Scalar: lambda out, view, other, alpha=1: _two(ops.SUBTRACT)(out, other, view, alpha),
     aten.mul.Tensor: _two(ops.MULTIPLY),
     aten.div.Tensor: _two(ops.DIVIDE),
     aten.pow.Tensor_Scalar: _power,
@@ -404,7 +356,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: _converted,
     aten.embedding.default: _embedding,
     aten.mm.default: _matrix,
-    aten.addmm.default: _matrix_and_bias,
+    aten.addmm.default: lambda out, bias, tokens, matrix: _matrix(out, tokens, matrix, bias),
     aten.bmm.default: _outer,
     ours.linear.default: _linear,
     ours.looked_up.default: _looked_up,

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface
 
 from lookahead.forward.backend import packed_layers
-from lookahead.forward.kv_cache import KeysAndValuesOnly
+from lookahead.forward.kv_cache import NotedCache
 from lookahead.forward.target import TargetModel
 from lookahead.forward.tree_attention import checked_scale
 from lookahead.forward.tree_meta import FIELDS
@@ -61,22 +61,10 @@ class Traced:
     tables: list[Any]
 
 
-class _TracedCache(KeysAndValuesOnly):
-    def __init__(self, offsets: torch.Tensor) -> None:
-        super().__init__(layers=[])
-        self.offsets = offsets
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+class _TracedCache(NotedCache):
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: object, **kwargs: object) -> tuple[Any, Any]:
         placed = torch.ops.lookahead.placed
         return placed(key_states, 2 * layer_idx), placed(value_states, 2 * layer_idx + 1)
-
-    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
-        return self.offsets
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
 
 
 def _attended(
