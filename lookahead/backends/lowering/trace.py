@@ -79,9 +79,8 @@ AttentionInterface.register(NAME, _attended)
 
 
 @contextlib.contextmanager
-def _layers_as_operations(model: Any) -> Iterator[tuple[list[Any], list[Any]]]:
+def _layers_as_operations(linears: list[Any], tables: list[Any]) -> Iterator[None]:
     """While open, laid out layers are lookahead::linear, and look-ups in quantized tables lookahead::looked_up."""
-    linears, tables = packed_layers(model)
     for number, layer in enumerate(linears):
         outputs = layer.out_features
         vars(layer)["forward"] = lambda x, number=number, outputs=outputs: torch.ops.lookahead.linear(x, number, outputs)
@@ -89,7 +88,7 @@ def _layers_as_operations(model: Any) -> Iterator[tuple[list[Any], list[Any]]]:
         about = number, table.laid_out.inner, table.laid_out.dtype
         vars(table)["rows"] = lambda ids, about=about: torch.ops.lookahead.looked_up(ids, *about)
     try:
-        yield linears, [table.laid_out for table in tables]
+        yield
     finally:
         for layer in linears:
             del vars(layer)["forward"]
@@ -121,7 +120,7 @@ def traced(target: TargetModel) -> Traced:
     lines = [torch.zeros(1, 1, tokens, FIELDS, dtype=torch.int32, device=where) for _ in plan.windows]
     offsets = torch.zeros(tokens, dtype=torch.int64, device=where)
     one_mode = tracing(TracingContext(FakeTensorMode()))  # else each operation makes a mode, with a stack trace: 3x the time
-    with _layers_as_operations(model) as layers, target.packed_attention.named(NAME), one_mode:
+    with _layers_as_operations(linears, tables), target.packed_attention.named(NAME), one_mode:
         graph = make_fx(forward, tracing_mode="real")(ids, positions, offsets, *lines)
     graph.graph.eliminate_dead_code()
-    return Traced(graph, tokens, *layers)
+    return Traced(graph, tokens, linears, [table.laid_out for table in tables])
