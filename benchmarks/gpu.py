@@ -41,7 +41,7 @@ from lookahead.forward.processor import processor_name
 from lookahead.forward.slots import PackedSlots
 from lookahead.forward.target import TargetModel
 from lookahead.forward.tree_attention import reference
-from lookahead.forward.tree_meta import meta_of
+from lookahead.forward.tree_meta import FIELDS, arrange
 from lookahead.models.exact import differs_in_company
 from lookahead.models.load import random_model
 
@@ -199,8 +199,9 @@ def _attention_case(
     query = sizes.random(int(lengths.sum()), heads, width)
     key, value = (sizes.random(len(pasts) + 1, key_heads, capacity, width) for _ in range(2))
     limits = np.array([window]), np.array([NO_LIMIT])
-    meta = meta_of(np.concatenate(parents), lengths, np.array(pasts), *limits, len(query))[0]
-    return query, key, value, torch.from_numpy(meta).to(sizes.device), width**-0.5
+    meta, every = np.zeros((1, len(query), FIELDS), np.int32), np.concatenate(parents)
+    arrange(every, every, lengths, np.array(pasts), *limits, 0, np.zeros((4, len(query)), np.int64), meta)
+    return query, key, value, torch.from_numpy(meta[0]).to(sizes.device), width**-0.5
 
 
 def _attention_error(sizes: Sizes, random: np.random.Generator) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.backends.cpu.linear import weight_bytes
 from lookahead.bench.compare import compare
+from lookahead.bench.on_model import weight_bytes
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.slots import Slots, slots_of

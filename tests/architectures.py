@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.backends.cpu.linear import lay_out
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.forward.target import TargetModel
 from lookahead.models.probe import probed
@@ -280,6 +279,8 @@ def attention_of(target: TargetModel) -> str:
 
 def checked(name: str) -> Checked:
     """Decode in all ways, by a model that is laid out, and compare with `generate` of one that is not."""
+    from lookahead.backends.cpu.linear import lay_out
+
     stock = tiny_model(name)
     target = probed(lay_out(copy.deepcopy(stock)), name)
     prompts = [prompt for prompt in random_prompts() if len(prompt) + NEW_TOKENS <= target.longest_text]

@@ -167,6 +167,13 @@ class Scheme:
         return {**fields, "comparisons": [each.as_json() for each in self.comparisons]}
 
 
+def weight_bytes(model: Any) -> int:
+    """Of a model's weights, each counted once."""
+    held = {id(tensor): tensor.nbytes for tensor in model.parameters()}
+    held |= {id(layer.laid_out): layer.laid_out.nbytes for layer in model.modules() if hasattr(layer, "laid_out")}
+    return sum(held.values())
+
+
 def schemes_of(option: str, typed: str, known: Sequence[str]) -> list[str]:
     """ "none,int8" -> ["none", "int8"]. Raises UsageError."""
     names = list(dict.fromkeys(part.strip() for part in typed.split(",")))
@@ -183,12 +190,10 @@ def bench_schemes(
     measure: Callable[[ModelBench, Look], tuple[list[Comparison], list[str]]],
 ) -> tuple[list[Scheme], list[str]]:
     """(figures of each combination, problems of rows). measure: given the bench and what to call with the loaded model."""
-    from lookahead.backends.cpu.linear import weight_bytes
-    from lookahead.backends.cpu.quantized_kv import KV_DTYPES
     from lookahead.bench.quantized import loss_of
-    from lookahead.models.quantize import SCHEMES
+    from lookahead.forward.backend import SCHEMES
 
-    named = schemes_of("--quantize", quantize, SCHEMES), schemes_of("--kv-dtype", kv_dtype, KV_DTYPES)
+    named = schemes_of("--quantize", quantize, SCHEMES), schemes_of("--kv-dtype", kv_dtype, SCHEMES)
     schemes, failed = [], list[str]()
     for weights, keys in itertools.product(*named):
         figures = dict[str, Any]()

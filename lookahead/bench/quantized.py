@@ -19,14 +19,14 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import CorpusError, UsageError
 from lookahead.files.outputs import TRIE
+from lookahead.forward.backend import check_offered
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.job.events import BenchEvents
 from lookahead.models.load import load_model, read_config
-from lookahead.models.mixed import ACTIVATIONS, Chosen, choose_bits
 from lookahead.models.options import ModelOptions
-from lookahead.models.quantize import check_scheme
 from lookahead.quantize.activation_stats import input_sizes
+from lookahead.quantize.mixed import ACTIVATIONS, Chosen, choose_bits
 from lookahead.quantize.write_packed import Calibration, Written, quantize_checkpoint
 from lookahead.tokenizer import identity, own_tokenizer
 from lookahead.trie.file import Trie
@@ -75,7 +75,7 @@ def _check(options: QuantizeOptions) -> None:
     if options.activations == "mixed" and options.calibration is None:
         raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
     if options.activations == "mixed":
-        check_scheme(options.weights, torch.device("cpu"))
+        check_offered("--quantize", options.weights, torch.device("cpu"))
 
 
 def _texts(model: ModelOptions, path: str, rows: int) -> list[list[int]]:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import torch
 
+from lookahead.errors import UsageError
+
 PROGRAM = "lookahead_program"  # in addition to names of attention, for settings of cost profiles
 
 QUANTIZED = ("int4", "int8")  # what linear layers with such weights are called, see `TargetModel.linear`
+SCHEMES = ("none", "int8", "int4")  # of --quantize and --kv-dtype
+KERNELS = {"--quantize": "x86 CPUs with AVX2", "--kv-dtype": "CPUs"}  # for what there are kernels
 
 
 class ForwardProgram(Protocol):
@@ -37,8 +42,19 @@ class Backend(Protocol):
     def tried_capture(self, target: Any) -> Any:
         """Of a GPU: the same model, whose steps are captured as graphs if that is right."""
 
-    def pack_linears(self, model: Any) -> Any:
-        """Of a CPU: the same model, whose linear layers' weights are laid out for it."""
+    def offers(self, option: str) -> Sequence[str]:
+        """Of a CPU: the schemes of --quantize or --kv-dtype that there are kernels for on this machine."""
+
+    def packed_model(self, name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
+        """Of a CPU: the causal LM of a folder of packed weights; None for one that transformers is to load."""
+
+    def pack_linears(self, model: Any, scheme: str, name: str) -> Any:
+        """Of a CPU: the same model, whose linear layers' weights are quantized by `scheme` and laid out for it. Such layers are
+        `packed_layers`. Raises ModelError for one that cannot be quantized.
+        """
+
+    def with_kv_dtype(self, target: Any, kv_dtype: str) -> Any:
+        """Of a CPU: the same model with such keys and values. Raises UsageError for one that cannot have them."""
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether `tree_attention` takes queries of this dtype there."""
@@ -51,6 +67,23 @@ class Backend(Protocol):
 
     def captured_steps(self, target: Any, cache: Any, capture: Any) -> Any:
         """Of a GPU: packed steps as graphs."""
+
+
+def packed_layers(model: Any) -> tuple[list[Any], list[Any]]:
+    """(linear layers, embeddings) whose weight a backend holds as `laid_out`; it has `library`, `nbytes` and `to_dense`."""
+    packed = [module for module in model.modules() if hasattr(module, "laid_out")]
+    embeddings = [layer for layer in packed if isinstance(layer, torch.nn.Embedding)]
+    return [layer for layer in packed if layer not in embeddings], embeddings
+
+
+def check_offered(option: str, scheme: str, device: torch.device) -> None:
+    """Raises UsageError for a scheme of --quantize or --kv-dtype that is none, or that no backend has kernels for there."""
+    if scheme not in SCHEMES:
+        raise UsageError(f"{option} {scheme}: choose {', '.join(SCHEMES)}.")
+    cpu = backend_of("cpu") if device.type == "cpu" else None
+    if scheme != "none" and not (cpu and scheme in cpu.offers(option)):
+        here = "this CPU" if device.type == "cpu" else str(device)
+        raise UsageError(f"{option} {scheme}: there is no kernel for {here}, only for {KERNELS[option]}. Leave it out.")
 
 
 @functools.cache

@@ -52,6 +52,25 @@ class KeysAndValuesOnly(Cache):
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = has_previous_state
 
 
+class NotedCache(KeysAndValuesOnly):
+    """Notes the keys and values that layers hand over, and holds nothing. past: tokens that lie before those of the forward."""
+
+    def __init__(self, past: Any = 0) -> None:
+        super().__init__(layers=[])
+        self.past = past
+        self.noted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: object, **kwargs: object) -> tuple[Any, Any]:
+        self.noted[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return self.past
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
 class BufferLayer(CacheLayerMixin):
     """keys, values: [1, heads, capacity, head_dim], of which the first `length` positions are filled.
 
@@ -222,7 +241,6 @@ class SlotCache(KeysAndValuesOnly):
         self._shapes = shapes
         self.kept = DTYPES.get(kv_dtype)
         self.version = next(VERSIONS)
-        self._about: tuple[int, np.ndarray] = 0, np.empty(0)  # of which version, and what `about_buffers` gives then
         self.slots = self.capacity = 0
         self.merged = True  # there is one buffer of each shape
         self.buffers: list[torch.Tensor] = []  # [buffers, slots, heads, capacity, head_dim]
@@ -327,13 +345,6 @@ class SlotCache(KeysAndValuesOnly):
         slot, source, target = upload(moves, self.buffers[0].device)
         for buffer in self.buffers:
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
-
-    def about_buffers(self) -> np.ndarray:
-        """int64 [buffers, 6]: of each its address and sizes, the last in units of 2 bytes (`batch_kernel.move`). On the CPU."""
-        if self._about[0] != self.version:
-            shorts = [buffer.view(torch.int16) for buffer in self.buffers]
-            self._about = self.version, np.array([(buffer.data_ptr(), *buffer.shape) for buffer in shorts], np.int64)
-        return self._about[1]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` positions of slot `source` become those of slot `target`."""

@@ -32,20 +32,13 @@ TILE = 16  # tokens
 
 
 @kernel
-def meta_of(parents, sizes, pasts, windows, chunks, tokens):
-    """int32 [kinds, tokens, FIELDS]. parents: within each tree, trees one after the other.
+def arrange(token_ids, parents, sizes, pasts, windows, chunks, spare, fed, meta):
+    """Fill `meta`, int32 [kinds, tokens, FIELDS], and `fed`, int64 [4, tokens]: ids, positions, slots and cache positions.
 
-    sizes, pasts: int64 [slots], nodes that each slot brings and tokens that it holds. windows, chunks: int64 [kinds], how far
-    back layers see and the size of the blocks that they see within; both large where there is no limit.
+    parents: within each tree, trees one after the other. sizes, pasts: int64 [slots], nodes that each slot brings and tokens
+    that it holds. windows, chunks: int64 [kinds], how far back layers see and the size of the blocks that they see within; both
+    large where there is no limit. spare: the slot of padding.
     """
-    meta = np.zeros((len(windows), tokens, FIELDS), np.int32)
-    fill(parents, sizes, pasts, windows, chunks, meta)
-    return meta
-
-
-@inlined
-def fill(parents, sizes, pasts, windows, chunks, meta):
-    """`meta_of` in an array that is there."""
     for kind in range(len(windows)):
         for token in range(meta.shape[1]):
             meta[kind, token, TILE_START], meta[kind, token, SLOT] = -1, -1
@@ -70,15 +63,6 @@ def fill(parents, sizes, pasts, windows, chunks, meta):
                     meta[kind, tiles, TILE_START] = token
                 tiles += 1
             token += 1
-
-
-@kernel
-def arrange(token_ids, parents, sizes, pasts, windows, chunks, spare, fed, meta):
-    """Fill `meta`, see `meta_of`, and `fed`, int64 [4, tokens]: ids, positions, slots and cache positions.
-
-    spare: the slot of padding.
-    """
-    fill(parents, sizes, pasts, windows, chunks, meta)
     for token in range(fed.shape[1]):
         line, own = meta[0, token], token < len(token_ids)
         fed[0, token] = token_ids[token] if own else np.int32(0)

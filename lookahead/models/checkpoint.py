@@ -6,6 +6,7 @@ transformers fills a weight that it does not find with random numbers, and conve
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from lookahead.errors import ModelError
 
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 RECOMPUTED = re.compile(r"inv_freq|masked_bias|cos_cached|sin_cached|rotary|rope|alibi|embed_scale|_extra_state")
 MAY_BE_ZERO = re.compile(r"bias|router")  # which are zero before training
 OTHER_LAYERS = re.compile(r"mtp|nextn")  # of config.json: the checkpoint has layers that predict further tokens
+INDEX = "model.safetensors.index.json"
 SHOWN = 3  # weights of each kind in an error
 
 
@@ -87,6 +90,36 @@ def damaged_of(weights: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[str], 
                 zero.append(key)
     zero += [key for alike in vectors.values() if "" in alike for key in alike if key]
     return not_finite, zero
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint."""
+    if (folder / INDEX).exists():
+        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        return [folder / name for name in dict.fromkeys(names)]
+    return sorted(folder.glob("*.safetensors"))
+
+
+def tensors_in(shards: list[Path]) -> Iterator[tuple[str, Any]]:
+    """Names of all tensors, and what reads them: `read.get_tensor(name)`. Raises ModelError for a file that cannot be read."""
+    for shard in shards:
+        with _opened(shard) as file:
+            for name in file.keys():  # noqa: SIM118 - it is not a dict
+                yield name, file
+
+
+def check_readable(folder: Path) -> None:
+    """Raises ModelError that names the first safetensors file of a checkpoint that cannot be read."""
+    for shard in shards_of(folder):
+        with _opened(shard):
+            continue
+
+
+def _opened(shard: Path) -> Any:
+    try:
+        return safe_open(shard, "pt")
+    except Exception as error:  # safetensors raises errors of its own
+        raise ModelError(f"{shard}: cannot be read as safetensors ({error}).") from error
 
 
 def _unfit(model: Any, unexpected: list[str]) -> Iterator[str]:

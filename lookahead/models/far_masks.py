@@ -69,12 +69,7 @@ def _noted_mask(*, q_length: int, kv_length: int, mask_function: Rule, device: t
 
 
 def _noted_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **arguments: Any,
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **arguments: Any
 ) -> tuple[torch.Tensor, None]:
     """Attention to one token is its value."""
     _seen.masks[module] = attention_mask

@@ -13,25 +13,21 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.quantized_kv import check_kv_dtype, with_kv_dtype
 from lookahead.budget.estimate import ModelSizes, estimate
 from lookahead.budget.profile import CostProfile
 from lookahead.errors import ModelError, UsageError
 from lookahead.files.hub import gguf_in, located
 from lookahead.files.outputs import model_folder
-from lookahead.forward.backend import QUANTIZED, backend_of
+from lookahead.forward.backend import QUANTIZED, backend_of, check_offered
 from lookahead.forward.backends import by_own_settings
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.model_files import check_folder, check_sizes
 from lookahead.models.adapter import check_adapter, merged
-from lookahead.models.checkpoint import check_weights
+from lookahead.models.checkpoint import check_readable, check_weights
 from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
 from lookahead.models.options import ModelOptions
-from lookahead.models.packed import check_readable
-from lookahead.models.packed_model import packed_model, refuse_own_format
-from lookahead.models.prequantized import check_method, exact_where_needed
+from lookahead.models.prequantized import check_method, exact_where_needed, refuse_own_format
 from lookahead.models.probe import probed
-from lookahead.models.quantize import check_scheme, quantize_linears
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, load_tokenizer, quiet_hub
 
 log = logging.getLogger(__name__)
@@ -116,7 +112,8 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     try:
         with _quiet_transformers():
             alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
-            loaded = packed_model(name, config, chosen, wishes) if alone and chosen != "auto" else None
+            cpu = backend_of("cpu") if alone and chosen != "auto" else None
+            loaded = cpu.packed_model(name, config, chosen, wishes) if cpu else None
             if loaded is None:
                 refuse_own_format(name, config)
                 wishes |= {"dtype": chosen, **further}
@@ -132,10 +129,8 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     if adapter:
         with _quiet_transformers():
             loaded = merged(loaded, adapter)
-    if wished.quantize != "none" and (device_map or tp_plan):
-        raise UsageError(f"--quantize {wished.quantize} is for a model on one device: leave out --device-map and --tp-plan.")
     if not (device_map or tp_plan):
-        loaded = _laid_out(quantize_linears(loaded.to(target_device), wished.quantize, name))
+        loaded = _laid_out(loaded.to(target_device), wished)
     target = _probed(loaded, wished)
     if target.linear not in QUANTIZED:
         target = exact_where_needed(target, config)
@@ -221,7 +216,7 @@ def random_model(model: str | ModelOptions, dtype: str | None = None, device: st
             )
     except Exception as error:
         raise ModelError(f"{wished.name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    target = _probed(_laid_out(quantize_linears(made.to(target_device), wished.quantize, wished.name)), wished)
+    target = _probed(_laid_out(made.to(target_device), wished), wished)
     _log_setting(target)
     return target
 
@@ -231,20 +226,24 @@ def _checked(wished: ModelOptions) -> tuple[torch.device, Any]:
     device, dtype = _device(wished.device or "auto"), _dtype(wished.dtype)
     if wished.engine_mode not in ENGINE_MODES:
         raise UsageError(f"--engine-mode {wished.engine_mode}: choose {', '.join(ENGINE_MODES)}.")
-    check_scheme(wished.quantize, device)
-    check_kv_dtype(wished.kv_dtype, device, not (wished.device_map or wished.tp_plan))
+    for option, scheme in (("--quantize", wished.quantize), ("--kv-dtype", wished.kv_dtype)):
+        check_offered(option, scheme, device)
+        if scheme != "none" and (wished.device_map or wished.tp_plan):
+            raise UsageError(f"{option} {scheme} is for a model on one device: leave out --device-map and --tp-plan.")
     return device, dtype
 
 
-def _laid_out(model: Any) -> Any:
+def _laid_out(model: Any, wished: ModelOptions) -> Any:
     """The same model, whose linear layers are as the CPU's kernels read them."""
     cpu = backend_of("cpu")
-    return cpu.pack_linears(model) if cpu else model
+    return cpu.pack_linears(model, wished.quantize, wished.name) if cpu else model
 
 
 def _probed(model: Any, wished: ModelOptions) -> TargetModel:
     """How the model verifies. Raises ModelError where its forward is to be a program and is none; as `with_kv_dtype`."""
-    target = with_kv_dtype(probed(model.eval(), wished.name, wished.engine_mode != "modules"), wished.kv_dtype)
+    target, cpu = probed(model.eval(), wished.name, wished.engine_mode != "modules"), backend_of("cpu")
+    if cpu and wished.kv_dtype != "none":
+        target = cpu.with_kv_dtype(target, wished.kv_dtype)
     if wished.engine_mode == "program" and target.program is None:
         raise ModelError(f"{wished.name}: --engine-mode program: its forward cannot be one native call (--verbose tells why).")
     return target

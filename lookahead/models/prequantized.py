@@ -14,6 +14,9 @@ from lookahead.errors import ModelError
 from lookahead.forward.target import TargetModel
 from lookahead.models.exact import exact_or_plain
 
+# Our own formats, in config.json: the embedding is packed, too; and blocks of tokens that have 8 bits, by names of layers
+WITH_EMBEDDING = "pack-quantized-with-embedding"
+BLOCKS_IN_8_BITS = "lookahead_blocks_in_8_bits"
 TOKENS_TOO = ("fp8", "fbgemm_fp8", "bitnet", "fp_quant")  # methods that quantize tokens
 
 
@@ -40,6 +43,17 @@ def check_method(name: str, config: Any) -> None:
         )
     if method == "torchao" and importlib.util.find_spec("torchao") is None:
         raise ModelError(f"{name}: its weights are quantized by torchao, which is not installed: pip install torchao.")
+
+
+def refuse_own_format(name: str, config: Any) -> None:
+    """Raises ModelError for what only a CPU's `packed_model` loads: tokens of 4 and 8 bits, and a packed embedding."""
+    own = settings_of(config).get("format") == WITH_EMBEDDING
+    if own or getattr(config, BLOCKS_IN_8_BITS, None):
+        what = "embedding is packed" if own else "tokens have 4 and 8 bits"
+        raise ModelError(
+            f"{name}: its {what}, for which there are kernels for x86 CPUs with AVX2 only, without an adapter or --device-map. "
+            "Quantize the model without --pack-embedding and --activations mixed."
+        )
 
 
 def quantizes_tokens(settings: dict[str, Any]) -> bool:

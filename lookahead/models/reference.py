@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lookahead.backends.cpu.linear import LaidOutLinear
-from lookahead.backends.cpu.panels import Panels
-from lookahead.forward.kv_cache import KeysAndValuesOnly
+from lookahead.forward.backend import packed_layers
+from lookahead.forward.kv_cache import NotedCache
 
 HALF = (torch.bfloat16, torch.float16)
 ROUNDS_OF_CHOICE = 3  # forwards by which random text becomes text that the model might have written
-AT_ONCE = 1 << 20  # weights that are widened at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,32 +61,12 @@ def _widened(value: Any) -> Any:
     return torch.float32 if isinstance(value, torch.dtype) and value in HALF else value
 
 
-class _NotingCache(KeysAndValuesOnly):
-    """Notes what layers hand over, and holds nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.noted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.noted[layer_idx] = key_states, value_states
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-
 @contextlib.contextmanager
 def _by_torch(model: Any) -> Iterator[None]:
     """While open, torch multiplies by what its linear layers have laid out, in the dtype of the tokens."""
-    layers = [module for module in model.modules() if isinstance(module, LaidOutLinear)]
+    layers, _ = packed_layers(model)
     for layer in layers:
-        vars(layer)["forward"] = functools.partial(_product, layer)
+        vars(layer)["forward"] = layer.wide
     try:
         yield
     finally:
@@ -97,26 +74,10 @@ def _by_torch(model: Any) -> Iterator[None]:
             del vars(layer)["forward"]
 
 
-@_disable_current_modes()  # weights are unpacked as they are
-def _product(layer: LaidOutLinear, tokens: torch.Tensor) -> torch.Tensor:
-    """[..., out]. Panels are multiplied by as they lie, a few at a time: widened, they stay in the processor's cache."""
-    held, bias = layer.laid_out, None if layer.bias is None else layer.bias.to(tokens.dtype)
-    if type(held) is not Panels:
-        return torch.nn.functional.linear(tokens, held.to_dense().to(tokens.dtype), bias)
-    _, lines, _, step = held.weight.shape  # [panels, lines, outputs, inputs]
-    flat = torch.nn.functional.pad(tokens.reshape(-1, held.inner), (0, lines * step - held.inner))
-    parts = []
-    for panels in held.weight.split(max(1, AT_ONCE // held.weight[0].numel())):
-        of_step = [flat[:, k::step] @ panels[..., k].to(tokens.dtype) for k in range(step)]
-        parts.append(torch.stack(of_step).sum(0).transpose(0, 1).flatten(1))
-    output = torch.cat(parts, 1)[:, : held.outputs].reshape(*tokens.shape[:-1], -1)
-    return output if bias is None else output + bias
-
-
 def _forward(model: Any, texts: torch.Tensor, with_layers: bool) -> Reference:
     if not with_layers:
         return Reference(model(input_ids=texts, use_cache=False).logits, {})
-    cache = _NotingCache()
+    cache = NotedCache()
     scores = model(input_ids=texts, past_key_values=cache, use_cache=True).logits
     return Reference(scores, cache.noted)
 

@@ -20,7 +20,6 @@ GROUP = 32  # quantized numbers
 GROUP8, GROUP4 = 2 + GROUP, 4 + GROUP // 2  # bytes of a group
 FLOAT, HALF, BYTE, SHORT, INT, LONG = ir.FloatType(), ir.HalfType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
 VECTOR, WHOLE = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
-BITS = ir.VectorType(ir.IntType(1), LANES)
 
 
 class Code:

@@ -21,26 +21,18 @@ import torch
 from safetensors.torch import save_file
 
 from lookahead.backends.cpu.embedding import may_be_in_panels
+from lookahead.backends.cpu.equalize import factors_of, norms_before
+from lookahead.backends.cpu.packed import ACTIVATIONS_FIELD, EMBEDDING_BITS, FORMAT, METHOD, tensors_of
+from lookahead.backends.cpu.quantize import bits_of, layers_to_quantize
 from lookahead.backends.cpu.quantized import GROUP, Quantized
 from lookahead.errors import ModelError, UsageError
 from lookahead.files.hub import gguf_in
-from lookahead.models.checkpoint import damaged_of, refuse_weights
-from lookahead.models.equalize import factors_of, norms_before
+from lookahead.forward.backend import SCHEMES
+from lookahead.models.checkpoint import INDEX, damaged_of, refuse_weights, shards_of, tensors_in
 from lookahead.models.load import empty_model, read_config, unpack_gguf
-from lookahead.models.mixed import BLOCKS_IN_8_BITS, orders_of
-from lookahead.models.packed import (
-    ACTIVATIONS_FIELD,
-    EMBEDDING_BITS,
-    FORMAT,
-    INDEX,
-    METHOD,
-    WITH_EMBEDDING,
-    shards_of,
-    tensors_in,
-    tensors_of,
-)
-from lookahead.models.quantize import SCHEMES, bits_of, layers_to_quantize
+from lookahead.models.prequantized import BLOCKS_IN_8_BITS, WITH_EMBEDDING
 from lookahead.quantize.activation_stats import InputSizes, Moments
+from lookahead.quantize.mixed import orders_of
 from lookahead.quantize.rounding import quantized
 from lookahead.tokenizer import first_line
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from lookahead.backends.cpu.lower import device_program_of
-from lookahead.backends.cpu.plan import Matrix, Product
+from lookahead.backends.cuda.backend import program_of as device_program_of
+from lookahead.backends.cuda.device_builder import Matrix
 from lookahead.backends.cuda.device_program import DeviceProgram
+from lookahead.backends.lowering.plan import Product
 from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.forward.slots import PackedSlots
 from lookahead.models import probe

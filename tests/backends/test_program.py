@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from lookahead.backends.cpu import vector_math
-from lookahead.backends.cpu.builder import Builder
 from lookahead.backends.cpu.linear import lay_out
-from lookahead.backends.cpu.lower import lowered
+from lookahead.backends.cpu.panel_builder import PanelBuilder
 from lookahead.backends.cpu.panels import Panels
-from lookahead.backends.cpu.plan import Attention, Buffer, Product, merged_dims, reads, split_dims, written
-from lookahead.backends.cpu.trace import traced
+from lookahead.backends.lowering.lower import lowered
+from lookahead.backends.lowering.plan import Attention, Buffer, Product, merged_dims, reads, split_dims, written
+from lookahead.backends.lowering.trace import traced
 from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.slots import PackedSlots
@@ -146,7 +146,7 @@ def test_only_wanted_tokens_get_scores(tiny_model, wanted: list[int]) -> None:  
 def test_buffers_that_are_alive_at_once_lie_apart(tiny_model, name: str) -> None:  # type: ignore[no-untyped-def]
     target = of(tiny_model, name, torch.float32)
     forward = traced(target)
-    plan = lowered(forward, Builder(forward.tokens, forward.linears), len(target.mask_plan.windows), target.dtype)
+    plan = lowered(forward, PanelBuilder(forward.tokens, forward.linears), len(target.mask_plan.windows), target.dtype)
     times: dict[Buffer, list[tuple[int, int]]] = {}
     filled: set[Buffer] = set()
     for number, stage in enumerate(plan.stages):

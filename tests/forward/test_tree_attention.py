@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lookahead.backends.cpu.attention_cpu import ENTRIES
 from lookahead.errors import ModelError
 from lookahead.forward.tree_attention import reference, tree_attention
-from lookahead.forward.tree_meta import FIELDS, SLOT, meta_of
+from lookahead.forward.tree_meta import FIELDS, SLOT, arrange
 
 NO_LIMIT = 1 << 60
 CAPACITY = 320
@@ -44,7 +44,9 @@ class Step:
         parents = np.concatenate([np.array(each, np.int32) for each in self.parents])
         limits = np.array([self.window]), np.array([self.chunk])
         sizes = np.array([len(each) for each in self.parents])
-        return torch.from_numpy(meta_of(parents, sizes, np.array(self.pasts), *limits, self.tokens + self.filling))[0]
+        meta = np.zeros((1, self.tokens + self.filling, FIELDS), np.int32)
+        arrange(parents, parents, sizes, np.array(self.pasts), *limits, 0, np.zeros((4, meta.shape[1]), np.int64), meta)
+        return torch.from_numpy(meta)[0]
 
     def seen(self, slot: int, node: int) -> list[int]:
         """Places that a node sees, in the order of their positions."""

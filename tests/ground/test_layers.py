@@ -13,8 +13,8 @@ ROOMS = (
     *("models", "backends", "quantize", "engines", "cluster", "corpus_build", "job", "bench", "api", "hf_call", "hf"),
     "lookahead_cli",
 )
-# Load quantized models; still to be asked of a backend
-OWED = {f"models.{file}" for file in ("load", "quantize", "packed", "packed_model", "mixed", "equalize", "reference")}
+# Who may import backends.cpu or .cuda; others ask for them by name, see forward.backend
+OF_BACKENDS = {"cpu": ("backends.cpu", "quantize", "job.compile_groups"), "cuda": ("backends.cuda",)}
 MOST_LINES, MOST_PARAMETERS = 80, 12  # of a function
 # Functions with more parameters: kernels, whose arrays have no common type; what vLLM calls; a bench of many settings
 OWED_PARAMETERS = {
@@ -60,8 +60,11 @@ def offences_of(name: str) -> Iterator[str]:
     if "" in imports:
         yield f"{name} imports the package face: import the file that has the name"
     for each in imports & TREES.keys():
-        if ROOMS.index(room_of(each)) > ROOMS.index(room) and name not in OWED:
+        if ROOMS.index(room_of(each)) > ROOMS.index(room):
             yield f"{name} imports {each}, which is above it"
+        users = next((users for backend, users in OF_BACKENDS.items() if f"{each}.".startswith(f"backends.{backend}.")), ("",))
+        if not name.startswith(users):
+            yield f"{name} imports {each}, a backend that it should ask for by name"
     banned = set() if room == "lookahead_cli" else {"typer", "rich"}
     if room in ("ground", "files", "corpus", "native", "trie", "budget", "draft"):
         banned |= {"torch"}

@@ -15,19 +15,20 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from lookahead.backends.cpu.backend import program_of
 from lookahead.backends.cpu.linear import LaidOutLinear, lay_out
-from lookahead.backends.cpu.lower import program_of
+from lookahead.backends.cpu.packed import matrix_of, tensors_of
+from lookahead.backends.cpu.quantize import quantize_linears
 from lookahead.backends.cpu.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.errors import ModelError
 from lookahead.models import probe
 from lookahead.models.exact import exact_or_plain
 from lookahead.models.load import load_model
-from lookahead.models.mixed import BLOCKS_IN_8_BITS, choose_bits, orders_of
 from lookahead.models.options import ModelOptions
-from lookahead.models.packed import matrix_of, tensors_of
+from lookahead.models.prequantized import BLOCKS_IN_8_BITS
 from lookahead.models.probe import probed
-from lookahead.models.quantize import quantize_linears
 from lookahead.quantize.activation_stats import input_sizes
+from lookahead.quantize.mixed import choose_bits, orders_of
 from tests.models.lossless import DEMO, answers_of_jobs, assert_any_draft_yields_the_plain_tokens
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep, some_deep

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from lookahead.backends.cpu.linear import weight_bytes
+from lookahead.backends.cpu.packed import EMBEDDING_BITS, matrix_of, packed, read_packed, tensors_of, unpacked
 from lookahead.backends.cpu.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.bench.on_model import weight_bytes
 from lookahead.errors import ModelError, UsageError
 from lookahead.models.load import load_model
-from lookahead.models.packed import EMBEDDING_BITS, matrix_of, packed, read_packed, tensors_of, unpacked
 from lookahead.quantize import write_packed
 from lookahead.quantize.write_packed import quantize_checkpoint
 from tests.models.lossless import DEMO, answers_of_jobs

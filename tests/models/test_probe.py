@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from lookahead.backends.cpu.backend import program_of
 from lookahead.backends.cpu.linear import lay_out
-from lookahead.backends.cpu.lower import program_of
 from lookahead.backends.cpu.program import Program
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.slots import slots_of

@@ -16,16 +16,17 @@ from transformers import LlamaConfig
 
 from lookahead.backends.cpu import quantized_code
 from lookahead.backends.cpu.embedding import TableInPanels, in_panels, may_be_in_panels
-from lookahead.backends.cpu.linear import LaidOutLinear, lay_out, weight_bytes
+from lookahead.backends.cpu.linear import LaidOutLinear, lay_out
+from lookahead.backends.cpu.quantize import quantize_linears
 from lookahead.backends.cpu.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.backends.cpu.quantized_code import multiply_groups
+from lookahead.bench.on_model import weight_bytes
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.errors import ModelError, UsageError
 from lookahead.models.exact import exact_or_plain
 from lookahead.models.load import load_model, random_model
 from lookahead.models.probe import kind_of_linear, probed
-from lookahead.models.quantize import quantize_linears
 from lookahead.tokenizer import load_tokenizer
 from tests.architectures import decoded, plainly, random_prompts
 from tests.models.lossless import DEMO, assert_any_draft_yields_the_plain_tokens, assert_demo_model_answers_the_same

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from lookahead.backends.cpu.equalize import equalize, factors_of, norms_before
 from lookahead.backends.cpu.linear import LaidOutLinear
 from lookahead.backends.cpu.quantized import QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.bench.quantized import loss_of
-from lookahead.models.equalize import equalize, factors_of, norms_before
 from lookahead.models.load import empty_model, load_model
 from lookahead.quantize import activation_stats as moments
 from lookahead.quantize.activation_stats import Moments, input_sizes

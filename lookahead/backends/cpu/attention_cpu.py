@@ -14,22 +14,13 @@ from lookahead.native.threads import gives_way, run_in
 ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
 
 ENTRIES = {torch.float32: kernel.float32, torch.bfloat16: kernel.bfloat16, torch.float16: kernel.float16}
-IN_8_BITS = {
-    torch.float32: kernel.float32_in_8_bits,
-    torch.bfloat16: kernel.bfloat16_in_8_bits,
-    torch.float16: kernel.float16_in_8_bits,
-}
-IN_4_BITS = {
-    torch.float32: kernel.float32_in_4_bits,
-    torch.bfloat16: kernel.bfloat16_in_4_bits,
-    torch.float16: kernel.float16_in_4_bits,
-}
-OF_KEPT = {torch.int8: IN_8_BITS, torch.uint8: IN_4_BITS}  # by the dtype of quantized keys and values (quantized_cache.py)
+KEPT = {torch.int8: "_in_8_bits", torch.uint8: "_in_4_bits"}  # by the dtype of quantized keys and values (quantized_cache.py)
 
 
 def entry_of(dtype: torch.dtype, kept: torch.dtype) -> Callable[[Any], None]:
     """The kernel for queries of a dtype, and for keys and values of the same, or quantized. Raises KeyError for others."""
-    return OF_KEPT.get(kept, ENTRIES)[dtype]
+    entry: Callable[[Any], None] = getattr(kernel, ENTRIES[dtype].__name__ + KEPT.get(kept, ""))
+    return entry
 
 
 def tree_attention_cpu(

@@ -29,6 +29,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lookahead.backends.cpu.panels import Panels
 from lookahead.forward.processor import multiplies_bfloat16
@@ -36,6 +37,7 @@ from lookahead.forward.processor import multiplies_bfloat16
 # Of each dtype that is laid out: how far products may be from torch's, as a share of the largest.
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 TRIED = 24  # tokens whose products are compared: in half precision most are alike even where sums are split otherwise
+AT_ONCE = 1 << 20  # weights that are widened at once
 TOKENS = 16  # that oneDNN's layout is chosen for: from 4 on it is the same, and best for one token, too
 
 
@@ -45,7 +47,7 @@ class OneDnnWeight:
     library: ClassVar[str] = "onednn"
 
     def __init__(self, weight: torch.Tensor):
-        self.itemsize = weight.itemsize
+        self.nbytes = weight.nbytes  # as it does as a matrix
         self._weight: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, TOKENS)
         kind = weight.shape, weight.dtype, torch.get_num_threads()
         if kind not in _differ_alone:
@@ -79,7 +81,7 @@ class FbgemmWeight:
     library: ClassVar[str] = "fbgemm"
 
     def __init__(self, weight: torch.Tensor):
-        self._dtype, self.itemsize = weight.dtype, 2
+        self._dtype, self.nbytes = weight.dtype, 2 * weight.numel()
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
 
     @staticmethod
@@ -131,6 +133,23 @@ class LaidOutLinear(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.laid_out.product(tokens, self.bias)
 
+    @_disable_current_modes()  # weights are unpacked as they are
+    def wide(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The same by torch, in the dtype of the tokens. Panels are multiplied by as they lie, a few at a time: widened, they
+        stay in the processor's cache.
+        """
+        held, bias = self.laid_out, None if self.bias is None else self.bias.to(tokens.dtype)
+        if type(held) is not Panels:
+            return torch.nn.functional.linear(tokens, held.to_dense().to(tokens.dtype), bias)
+        _, lines, _, step = held.weight.shape  # [panels, lines, outputs, inputs]
+        flat = torch.nn.functional.pad(tokens.reshape(-1, held.inner), (0, lines * step - held.inner))
+        parts = []
+        for panels in held.weight.split(max(1, AT_ONCE // held.weight[0].numel())):
+            of_step = [flat[:, k::step] @ panels[..., k].to(tokens.dtype) for k in range(step)]
+            parts.append(torch.stack(of_step).sum(0).transpose(0, 1).flatten(1))
+        output = torch.cat(parts, 1)[:, : held.outputs].reshape(*tokens.shape[:-1], -1)
+        return output if bias is None else output + bias
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
@@ -177,15 +196,3 @@ def lay_out(model: Any) -> Any:
             setattr(module, name, LaidOutLinear(getattr(module, name), weight).train(module.training))
         model.requires_grad_(False)
     return model
-
-
-def weight_bytes(model: Any) -> int:
-    """Of a model's weights, each counted once. What oneDNN and FBGEMM lay out counts as much as it does as a matrix."""
-    held: dict[int, int] = {id(tensor): tensor.nbytes for tensor in model.parameters()}
-    for module in model.modules():
-        laid_out = getattr(module, "laid_out", None)
-        if isinstance(laid_out, Panels):
-            held[id(laid_out)] = laid_out.weight.nbytes
-        elif laid_out is not None:
-            held[id(laid_out)] = module.in_features * module.out_features * laid_out.itemsize
-    return sum(held.values())

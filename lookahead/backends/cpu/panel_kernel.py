@@ -22,6 +22,7 @@ from lookahead.backends.cpu.quantized_code import (
     multiply_groups,
     scale_by,
 )
+from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, LIKE_BFLOAT16
 from lookahead.native.kernels import address_of, carray, inlined, int64_at, part
 from lookahead.native.threads import c_function, call_with
 from lookahead.native.vector_code import LANES
@@ -29,8 +30,6 @@ from lookahead.native.vectors import narrow, take_ticket, widen
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
 FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4 = range(6)
-# How results are stored: as numbers of this dtype, or as float32 numbers that it holds
-AS_FLOAT32, AS_BFLOAT16, AS_FLOAT16, LIKE_BFLOAT16, LIKE_FLOAT16 = range(5)
 
 NUMBERS = 1024  # of a token (or pairs of them) that are multiplied before the next tokens are: that much of a panel stays in a
 # core's cache, and so do the sums of that many tokens:

@@ -11,9 +11,6 @@ import torch
 
 from lookahead.backends.cpu.panel_code import PANEL
 from lookahead.backends.cpu.panel_kernel import (
-    AS_BFLOAT16,
-    AS_FLOAT16,
-    AS_FLOAT32,
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -22,10 +19,10 @@ from lookahead.backends.cpu.panel_kernel import (
     multiplier_of,
     product,
 )
+from lookahead.backends.lowering.plan import STORED
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
 from lookahead.native.threads import run_in
 
-STORED = {torch.float32: AS_FLOAT32, torch.bfloat16: AS_BFLOAT16, torch.float16: AS_FLOAT16}
 ALONE = 100_000  # multiplications up to which a product is not worth other threads
 
 
@@ -51,6 +48,10 @@ class Panels:
         if weight.dtype == torch.bfloat16 and multiplies_tiles():
             return False
         return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
 
     def to_dense(self) -> torch.Tensor:
         """[out, in]"""

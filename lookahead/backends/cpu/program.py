@@ -18,8 +18,9 @@ from lookahead.backends.cpu import attention_kernel
 from lookahead.backends.cpu import program_kernel as kernel
 from lookahead.backends.cpu.attention_cpu import entry_of
 from lookahead.backends.cpu.panel_kernel import OUTPUT, TASK, multiplier_of
-from lookahead.backends.cpu.panels import STORED as IN_FLOATS
-from lookahead.backends.cpu.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
+from lookahead.backends.lowering import ops
+from lookahead.backends.lowering.plan import STORED as IN_FLOATS
+from lookahead.backends.lowering.plan import Attention, Buffer, Instruction, Plan, Product, Stage, View
 from lookahead.forward.batch import Pack
 from lookahead.forward.batch_kernel import NO_LIMIT
 from lookahead.forward.kv_cache import SlotCache
@@ -29,7 +30,7 @@ from lookahead.native.threads import c_function, gives_way, openmp, run_in
 LEAST = 64  # tokens that there is room for from the beginning
 LINE = 64  # bytes, of a processor's cache
 OF_RUN = struct.Struct(f"={kernel.RUN}q")
-STORED = {**IN_FLOATS, torch.int8: kernel.IN_8_BITS, torch.uint8: kernel.IN_4_BITS}  # by the dtype of buffers
+STORED = {**IN_FLOATS, torch.int8: ops.IN_8_BITS, torch.uint8: ops.IN_4_BITS}  # by the dtype of buffers
 
 
 def _memory(size: int) -> tuple[np.ndarray, int]:
@@ -50,9 +51,8 @@ class Program:
         self._room = self._threads = 0
         self._version = -1  # of the cache whose buffers the tables know
         self._attend = c_function(entry_of(plan.dtype, self._kept))[1]
-        self._written = [
-            step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction) and step.op == kernel.WRITE
-        ]
+        instructions = (step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction))
+        self._written = [(row, step) for row, step in enumerate(instructions) if step.op == ops.WRITE]
 
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
@@ -81,7 +81,7 @@ class Program:
     def _check_inputs(self) -> None:
         """Raises IndexError for ids and positions that `prepare` found outside of tables."""
         if which := self._head[kernel.OUTSIDE]:
-            what, last = "token id" if which == kernel.IDS else "position", self.plan.most[int(which)] - 1
+            what, last = "token id" if which == ops.IDS else "position", self.plan.most[int(which)] - 1
             raise IndexError(f"a {what} that the model has no row for: they end at {last}")
 
     def _arrange(self, tokens: int, threads: int) -> None:
@@ -117,9 +117,6 @@ class Program:
         self._rows = np.array(rows, np.int64).reshape(-1, kernel.ROW)
         self._products = np.array(products, np.int64).reshape(-1, TASK)
         self._attention = np.frombuffer(b"".join(attention), np.int64).reshape(-1, attention_kernel.TASK).copy()
-        self._writes = np.array(
-            [number for number, step in enumerate(self._instructions()) if step.op == kernel.WRITE], np.int64
-        )
         self._counters = np.zeros(len(stages) * kernel.COUNTER, np.int64)
         head = np.zeros(kernel.HEAD, np.int64)
         head[kernel.THREADS], head[kernel.STAGES] = self._threads, len(stages)
@@ -130,13 +127,8 @@ class Program:
         last = self._products[-1, OUTPUT:] if by_product else self._rows[-1, kernel.TARGET + kernel.BASE :]
         head[kernel.SCORES_AT] = last.ctypes.data
         most = self.plan.most
-        head[kernel.MOST_IDS], head[kernel.MOST_POSITIONS] = (
-            most.get(which, NO_LIMIT) for which in (kernel.IDS, kernel.POSITIONS)
-        )
+        head[kernel.MOST_IDS], head[kernel.MOST_POSITIONS] = (most.get(which, NO_LIMIT) for which in (ops.IDS, ops.POSITIONS))
         self._head, self._head_at = head, head.ctypes.data
-
-    def _instructions(self) -> list[Instruction]:
-        return [step for stage in self.plan.stages for step in stage.steps if isinstance(step, Instruction)]
 
     def _base(self, view: View) -> tuple[int, int, int]:
         """Address of what a view shows first, bytes from token to token and from thread to thread."""
@@ -171,16 +163,7 @@ class Program:
         else:
             output, output_stride = self._arena + target.offset * self._room, target.stride
         return [
-            *(
-                0,
-                multiplier_of(weight.kind),
-                address,
-                stride,
-                0,
-                weight.weight.data_ptr(),
-                weight.lines,
-                weight.outputs,
-            ),
+            *(0, multiplier_of(weight.kind), address, stride, 0, weight.weight.data_ptr(), weight.lines, weight.outputs),
             *(0 if bias is None else bias.data_ptr(), output, output_stride, step.stored),
         ]
 
@@ -205,9 +188,9 @@ class Program:
             held: Any = layer.values if number % 2 else layer.keys
             where[number] = [held.data_ptr(), *(stride * held.element_size() for stride in held.stride()[:3])]
         stored = STORED[self._kept]
-        for line, step in zip(self._writes, self._written, strict=True):
+        for row, step in self._written:
             assert step.placed is not None
-            self._rows[line, kernel.MORE : kernel.MORE + 5] = *where[step.placed], stored
+            self._rows[row, kernel.MORE : kernel.MORE + 5] = *where[step.placed], stored
         attentions = [step for stage in plan.stages for step in stage.steps if isinstance(step, Attention)]
         for line, attention in zip(self._attention, attentions, strict=True):
             line[attention_kernel.KEY : attention_kernel.KEY + 4] = where[attention.keys]

@@ -41,6 +41,7 @@ from lookahead.backends.cpu.vector_math import (
     to_bfloat16,
     to_float16,
 )
+from lookahead.backends.lowering import ops
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
 from lookahead.native.kernels import carray, float32_at, inlined, int32_at, int64_at, part
 from lookahead.native.threads import add, call_with, wait_for
@@ -48,11 +49,11 @@ from lookahead.native.vectors import take_ticket, widen
 
 # The array that describes a run: numbers and addresses. The first ones each run brings, the others follow from the plan.
 # SCORES goes to SCORES_AT in a table; what lies below MOST_IDS, MOST_POSITIONS can be looked up; OUTSIDE: IDS or POSITIONS, if
-# some do not. POSITIONS stand behind IDS.
+# some do not.
 HEAD = 21
 RUN = 8
-(TICKET, OUTSIDE, ALL, WANTED, IDS, META, KEPT, SCORES) = range(RUN)
-(POSITIONS, THREADS, STAGES, STAGE_TABLE, ROW_TABLE, PRODUCT_TABLE, ATTENTION_TABLE) = range(RUN, 15)
+(TICKET, OUTSIDE, ALL, WANTED, _, META, KEPT, SCORES) = range(RUN)  # ops.IDS stands in the gap, ops.POSITIONS behind
+(THREADS, STAGES, STAGE_TABLE, ROW_TABLE, PRODUCT_TABLE, ATTENTION_TABLE) = range(RUN + 1, 15)
 (ATTEND, YIELDS, COUNTERS, SCORES_AT, MOST_IDS, MOST_POSITIONS) = range(15, 21)
 # A stage. LAYERS: of attention, the kind of its layer
 STAGE = 5
@@ -60,17 +61,12 @@ STAGE = 5
 COUNTER = 16  # int64 that each stage has for its counters, of shares that are taken and that are done: in lines of their own
 SHARES = 3  # that a stage is cut into, for each thread
 ROWS, PRODUCTS, ATTENTION = range(3)
-# An instruction of a stage of rows: what, how many numbers, three operands, and what further the kind of instruction needs
+# An instruction of a stage of rows: what, how many numbers, three operands, and what further the kind of instruction needs.
+# AS: how results are rounded, NOT and so on
 ROW = 32
 (OP, OUTER, INNER, AS, TARGET, LEFT, RIGHT, MORE) = (0, 1, 2, 3, 4, 10, 16, 22)
 OPERAND = 6
 (BASE, BY_TOKEN, BY_THREAD, BY_WANTED, BY_OUTER, BY_INNER) = range(OPERAND)
-(COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE, QUANTIZE, GATHER) = range(14)
-(NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(14, 26)
-# How a buffer holds keys and values (of WRITE), and panels a table (of EMBED), where they are quantized
-IN_8_BITS, IN_4_BITS = -8, -4
-# How results are rounded (AS): not, or to what these dtypes hold
-NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
 
 
 @inlined
@@ -86,13 +82,13 @@ def _two(op, count, target, left, left_step, right, right_step):
     z = carray(float32_at(target), (count,))
     x, y = carray(float32_at(left), (count,)), carray(float32_at(right), (count,))
     if left_step != 0 and right_step != 0:
-        if op == ADD:
+        if op == ops.ADD:
             for i in range(count):
                 z[i] = x[i] + y[i]
-        elif op == SUBTRACT:
+        elif op == ops.SUBTRACT:
             for i in range(count):
                 z[i] = x[i] - y[i]
-        elif op == MULTIPLY:
+        elif op == ops.MULTIPLY:
             for i in range(count):
                 z[i] = x[i] * y[i]
         else:
@@ -100,13 +96,13 @@ def _two(op, count, target, left, left_step, right, right_step):
                 z[i] = x[i] / y[i]
     elif left_step != 0:
         one = y[0]
-        if op == ADD:
+        if op == ops.ADD:
             for i in range(count):
                 z[i] = x[i] + one
-        elif op == SUBTRACT:
+        elif op == ops.SUBTRACT:
             for i in range(count):
                 z[i] = x[i] - one
-        elif op == MULTIPLY:
+        elif op == ops.MULTIPLY:
             for i in range(count):
                 z[i] = x[i] * one
         else:
@@ -114,13 +110,13 @@ def _two(op, count, target, left, left_step, right, right_step):
                 z[i] = x[i] / one
     else:
         one, step = x[0], np.int64(right_step != 0)
-        if op == ADD:
+        if op == ops.ADD:
             for i in range(count):
                 z[i] = one + y[i * step]
-        elif op == SUBTRACT:
+        elif op == ops.SUBTRACT:
             for i in range(count):
                 z[i] = one - y[i * step]
-        elif op == MULTIPLY:
+        elif op == ops.MULTIPLY:
             for i in range(count):
                 z[i] = one * y[i * step]
         else:
@@ -143,33 +139,33 @@ def _copy(count, target, target_step, source, step):
 def _one(op, count, target):
     """In-place."""
     z = carray(float32_at(target), (count,))
-    if op == NEGATE:
+    if op == ops.NEGATE:
         for i in range(count):
             z[i] = -z[i]
-    elif op == SQUARE_ROOT:
+    elif op == ops.SQUARE_ROOT:
         for i in range(count):
             z[i] = math.sqrt(z[i])
-    elif op == COSINE:
+    elif op == ops.COSINE:
         for i in range(count):
             z[i] = math.cos(np.float64(z[i]))
-    elif op == SINE:
+    elif op == ops.SINE:
         for i in range(count):
             z[i] = math.sin(np.float64(z[i]))
-    elif op == EXP:
+    elif op == ops.EXP:
         exp(target, count)
-    elif op == SIGMOID:
+    elif op == ops.SIGMOID:
         sigmoid(target, count)
-    elif op == SILU:
+    elif op == ops.SILU:
         silu(target, count)
-    elif op == TANH:
+    elif op == ops.TANH:
         tanh(target, count)
-    elif op == ERF:
+    elif op == ops.ERF:
         erf(target, count)
-    elif op == GELU:
+    elif op == ops.GELU:
         gelu(target, count)
-    elif op == GELU_TANH:
+    elif op == ops.GELU_TANH:
         gelu_tanh(target, count)
-    elif op == RELU:
+    elif op == ops.RELU:
         relu(target, count)
 
 
@@ -177,7 +173,7 @@ def _one(op, count, target):
 def _fold(op, count, source):
     """The sum of numbers, 16 partial ones first, or the largest."""
     x = carray(float32_at(source), (count,))
-    if op == LARGEST:
+    if op == ops.LARGEST:
         most = x[0]
         for i in range(1, count):
             most = max(most, x[i])
@@ -198,9 +194,9 @@ def _fold(op, count, source):
 @part
 def _round(line, target, count):
     """Results, in-place, to what the model's dtype holds."""
-    if line[AS] == TO_BFLOAT16:
+    if line[AS] == ops.TO_BFLOAT16:
         to_bfloat16(target, count)
-    elif line[AS] == TO_FLOAT16:
+    elif line[AS] == ops.TO_FLOAT16:
         to_float16(target, count)
 
 
@@ -208,27 +204,28 @@ def _round(line, target, count):
 def _special(head, line, op, token, target, source):
     """Instructions that read more than rows."""
     outer, inner = line[OUTER], line[INNER]
-    if op == EMBED:  # MORE: address of the table, bytes of a row (groups, where it is quantized), kind of its numbers; what is
-        # added to the id, which list
+    if op == ops.EMBED:
+        # MORE: address of the table, bytes of a row (groups, where it is quantized), kind of its numbers; what is added to the
+        # id, which list
         ids = carray(int64_at(head[line[MORE + 4]]), (head[ALL],))
         row = ids[token] + line[MORE + 3]
         where = line[MORE] + row * line[MORE + 1]
         one = np.float32(1)
         if line[MORE + 2] < 0:
-            look_up(INT8 if line[MORE + 2] == IN_8_BITS else INT4, line[MORE], line[MORE + 1], row, inner, target)
+            look_up(INT8 if line[MORE + 2] == ops.IN_8_BITS else INT4, line[MORE], line[MORE + 1], row, inner, target)
             _round(line, target, inner)
-        elif line[MORE + 2] == NOT:
+        elif line[MORE + 2] == ops.NOT:
             widen(np.float32(0), where, inner, one, target)
-        elif line[MORE + 2] == TO_BFLOAT16:
+        elif line[MORE + 2] == ops.TO_BFLOAT16:
             widen(np.uint16(0), where, inner, one, target)
         else:
             widen(np.int16(0), where, inner, one, target)
-    elif op == POSITION:
-        positions = carray(int64_at(head[POSITIONS]), (head[ALL],))
+    elif op == ops.POSITION:
+        positions = carray(int64_at(head[ops.POSITIONS]), (head[ALL],))
         carray(float32_at(target), (1,))[0] = np.float32(positions[token] + line[MORE])
-    elif op == QUANTIZE:  # MORE: groups of 8 bits
+    elif op == ops.QUANTIZE:  # MORE: groups of 8 bits
         quantize(source, inner, target, line[MORE])
-    elif op == GATHER:  # MORE: address of the indices of numbers
+    elif op == ops.GATHER:  # MORE: address of the indices of numbers
         order = carray(int64_at(line[MORE]), (inner,))
         z, x = carray(float32_at(target), (inner,)), carray(float32_at(source), (inner,))
         for i in range(inner):
@@ -239,9 +236,9 @@ def _special(head, line, op, token, target, source):
             into = line[MORE] + about[SLOT] * line[MORE + 1] + (about[PAST] + about[NODE]) * line[MORE + 3]
             for number in range(outer):
                 begin, home = source + number * line[LEFT + BY_OUTER] * 4, into + number * line[MORE + 2]
-                if line[MORE + 4] == IN_8_BITS:
+                if line[MORE + 4] == ops.IN_8_BITS:
                     quantize8(begin, inner, home)
-                elif line[MORE + 4] == IN_4_BITS:
+                elif line[MORE + 4] == ops.IN_4_BITS:
                     quantize4(begin, inner, home)
                 else:
                     store(begin, inner, home, line[MORE + 4])
@@ -254,29 +251,29 @@ def _row(head, line, token, wanted, thread):
     target = _address(line, TARGET, token, wanted, thread)
     left = _address(line, LEFT, token, wanted, thread)
     right = _address(line, RIGHT, token, wanted, thread)
-    if op in (EMBED, POSITION, WRITE, QUANTIZE, GATHER):
+    if op in (ops.EMBED, ops.POSITION, ops.WRITE, ops.QUANTIZE, ops.GATHER):
         _special(head, line, op, token, target, left)
         return
     for _ in range(outer):
-        if op == STORE:
+        if op == ops.STORE:
             store(left, inner, target, line[MORE])
             target += line[TARGET + BY_OUTER] * line[MORE + 1]
             left += line[LEFT + BY_OUTER] * 4
             continue
-        if op == WIDEN:
-            if line[MORE] == TO_BFLOAT16:
+        if op == ops.WIDEN:
+            if line[MORE] == ops.TO_BFLOAT16:
                 widen(np.uint16(0), left, inner, np.float32(1), target)
             else:
                 widen(np.int16(0), left, inner, np.float32(1), target)
             left += line[LEFT + BY_OUTER] * 2
             target += line[TARGET + BY_OUTER] * 4
             continue
-        if op in (SUM, LARGEST):
+        if op in (ops.SUM, ops.LARGEST):
             carray(float32_at(target), (1,))[0] = _fold(op, inner, left)
-        elif op >= NEGATE:
+        elif op >= ops.NEGATE:
             _copy(inner, target, 1, left, line[LEFT + BY_INNER])
             _one(op, inner, target)
-        elif op == COPY:
+        elif op == ops.COPY:
             _copy(inner, target, line[TARGET + BY_INNER], left, line[LEFT + BY_INNER])
         else:
             _two(op, inner, target, left, line[LEFT + BY_INNER], right, line[RIGHT + BY_INNER])
@@ -333,11 +330,11 @@ def prepare(address: Any) -> None:
     """
     head = carray(int64_at(address), (HEAD,))
     tokens = head[ALL]
-    head[POSITIONS] = head[IDS] + 8 * tokens
-    if _is_outside(head[POSITIONS], tokens, head[MOST_POSITIONS]):
-        head[OUTSIDE] = POSITIONS
-    elif _is_outside(head[IDS], tokens, head[MOST_IDS]):
-        head[OUTSIDE] = IDS
+    head[ops.POSITIONS] = head[ops.IDS] + 8 * tokens
+    if _is_outside(head[ops.POSITIONS], tokens, head[MOST_POSITIONS]):
+        head[OUTSIDE] = ops.POSITIONS
+    elif _is_outside(head[ops.IDS], tokens, head[MOST_IDS]):
+        head[OUTSIDE] = ops.IDS
     stages = carray(int64_at(head[STAGE_TABLE]), (head[STAGES], STAGE))
     for number in range(head[STAGES]):
         stage = stages[number]

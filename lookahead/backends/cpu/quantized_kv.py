@@ -26,29 +26,15 @@ from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.exact import differs_in_company
 
-KV_DTYPES = ("none", *DTYPES)
 LENGTH = 48  # tokens of the text that is tried
 ROUNDING = 0.02  # of the spread of scores: what other causes may move them by, in half precision
 
 
-def check_kv_dtype(kv_dtype: str, device: torch.device, of_one_device: bool = True) -> None:
-    """Raises UsageError for an unknown one, and where no kernel reads such keys and values."""
-    if kv_dtype not in KV_DTYPES:
-        raise UsageError(f"--kv-dtype {kv_dtype}: choose {', '.join(KV_DTYPES)}.")
-    if kv_dtype != "none" and device.type != "cpu":
-        raise UsageError(f"--kv-dtype {kv_dtype}: there is no kernel for {device}, only for CPUs. Leave it out.")
-    if kv_dtype != "none" and not of_one_device:
-        raise UsageError(f"--kv-dtype {kv_dtype} is for a model on one device: leave out --device-map and --tp-plan.")
-
-
 def with_kv_dtype(target: TargetModel, kv_dtype: str) -> TargetModel:
-    """The same model with such a cache; it is exact then. kv_dtype: one of KV_DTYPES.
+    """The same model with such a cache; it is exact then. kv_dtype: int8 or int4.
 
     Raises UsageError if its attention is not lookahead::tree_attention, or a token's scores are not the same in any forward.
     """
-    check_kv_dtype(kv_dtype, target.device)
-    if kv_dtype == "none":
-        return target
     if target.mode != "packed":
         raise UsageError(f"--kv-dtype {kv_dtype}: {target.name} verifies by {target.mode}: {target.reason}. Leave it out.")
     if not target.attends_by_op:

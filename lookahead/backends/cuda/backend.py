@@ -8,11 +8,24 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.lower import device_program_of as program_of
 from lookahead.backends.cuda.captured import tried_capture
+from lookahead.backends.cuda.device_builder import DeviceBuilder, merged_products
+from lookahead.backends.cuda.device_program import DeviceProgram
+from lookahead.backends.cuda.device_rows import must_be_written
 from lookahead.backends.cuda.graphs import CapturedSteps as captured_steps
+from lookahead.backends.lowering.lower import lowered
+from lookahead.backends.lowering.trace import traced
+from lookahead.forward.target import TargetModel
 
-__all__ = ["captured_steps", "program_of", "serves", "tree_attention", "tried_capture"]
+__all__ = ["captured_steps", "tried_capture"]
+
+
+def program_of(target: TargetModel) -> DeviceProgram:
+    """Of a model whose linear layers are as torch makes them. Its weights may come to lie elsewhere."""
+    forward = traced(target)
+    kinds, merge = len(target.mask_plan.windows), functools.partial(merged_products, model=target.model)
+    plan = lowered(forward, DeviceBuilder(forward.tokens), kinds, target.dtype, merge, must_be_written)
+    return DeviceProgram(plan, target.device)
 
 
 @functools.cache  # asked at each call

@@ -9,53 +9,52 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu import program_kernel as kernel
-from lookahead.backends.cpu.builder import LIKE, Builder
-from lookahead.backends.cpu.plan import Buffer, Instruction, Matrix, Product, Stage, Unsupported, View, flat_dims
+from lookahead.backends.lowering.builder import Builder
+from lookahead.backends.lowering.plan import LIKE, Buffer, Instruction, Product, Stage, Unsupported, View
+
+# On a GPU: programs of LINES outputs that a product has if they are of LEAST_OF_PART numbers each, multiples of OF_PART
+PROGRAMS, LINES, LEAST_OF_PART, OF_PART = 256, 64, 1024, 128
+
+
+class Matrix:
+    """A matrix [out, in] as a GPU multiplies by it: as it lies, in `parts` along `in`, of `of_part` numbers each at most."""
+
+    def __init__(self, weight: torch.Tensor, parts: int | None = None):
+        self.weight = weight
+        self.outputs, self.inner = weight.shape
+        self.dtype = weight.dtype
+        self.parts = parts or max(1, min(PROGRAMS * LINES // self.outputs, self.inner // LEAST_OF_PART))
+        self.of_part = -(-self.inner // self.parts // OF_PART) * OF_PART
+        self.parts = -(-self.inner // self.of_part)
 
 
 class DeviceBuilder(Builder):
     """See `Builder`. What a product fills holds partial sums, which only instructions read."""
 
     def __init__(self, tokens: int) -> None:
-        super().__init__(tokens, ())
+        super().__init__(tokens)
         self._of_products: set[Buffer] = set()
 
-    def wide(self, view: View) -> View:
-        """Instructions read numbers as they are stored."""
-        return view
+    def lies_flat(self, view: View) -> bool:
+        return view.home not in self._of_products and super().lies_flat(view)
 
-    def flat(self, view: View) -> View:
-        if view.home not in self._of_products or not view.is_flat:
-            return super().flat(view)
-        key = ("flat", view.home, view.start, view.dims)
-        if key not in self._copies:
-            copy = self.new(view.sizes, view.axis, view.dtype)
-            self.rows(kernel.COPY, copy, [view])
-            self._copies[key] = copy
-        return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
-
-    def narrow(self, view: View, dtype: torch.dtype) -> View:
-        return super().narrow(self.flat(view) if view.home in self._of_products else view, dtype)
-
-    def panels(self, matrix: torch.Tensor) -> Any:
-        """Of a matrix [in, out]: itself."""
+    def weight_of(self, matrix: torch.Tensor) -> Matrix:
         if matrix.stride(0) != 1 or matrix.dtype not in LIKE:
             raise Unsupported("weights in another layout")
         return Matrix(matrix.detach().t())
 
-    def product(self, tokens: View, weight: Any, bias: torch.Tensor | None, shape: Sequence[int]) -> View:
-        dims = tokens.dims
-        if not dims or dims[-1][0] != weight.inner or tokens.count != weight.inner:
-            raise Unsupported("a product with numbers of several tokens")
-        given = self.narrow(tokens, weight.dtype)
-        axis = self.axis_of(shape)
-        home = Buffer(weight.outputs * weight.parts)
-        self._of_products.add(home)
-        addends = None if bias is None else self.constant(bias)
-        self.steps.append(Product(given, weight, addends, home, LIKE[weight.dtype]))
-        sizes = [size for place, size in enumerate(shape) if place != axis]
-        return View(home, 0, flat_dims(sizes), axis, weight.dtype)
+    def whole(self, weight: Matrix) -> Matrix:
+        return Matrix(weight.weight, parts=1)
+
+    def given(self, tokens: View, weight: Matrix) -> View:
+        return self.narrow(tokens, weight.dtype)
+
+    def product(self, tokens: View, weight: Matrix, bias: torch.Tensor | None, shape: Sequence[int]) -> View:
+        result = super().product(tokens, weight, bias, shape)
+        assert isinstance(result.home, Buffer)
+        result.home.numbers *= weight.parts
+        self._of_products.add(result.home)
+        return result
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lookahead.backends.cpu.plan import Matrix
+from lookahead.backends.cuda.device_builder import Matrix
 
 # (tokens, outputs, numbers of a token that are worked on at once, warps, stages of Triton), by the most tokens
 TILES = ((16, 64, 128, 4, 4), (32, 64, 128, 4, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (256, 128, 64, 8, 3))

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.plan import Attention, Buffer, Instruction, Plan, Product, View
 from lookahead.backends.cuda.device_rows import (
     BEHIND,
     IDS,
@@ -27,6 +26,7 @@ from lookahead.backends.cuda.device_rows import (
     row_kernel,
     size_in,
 )
+from lookahead.backends.lowering.plan import Attention, Buffer, Instruction, Plan, Product, View
 from lookahead.forward.batch import MOST_TOKENS, Pack
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.tree_attention import attend

@@ -12,17 +12,42 @@ tokens.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import linecache
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from lookahead.backends.cpu import program_kernel as kernel
-from lookahead.backends.cpu.plan import Buffer, Instruction, Product, Stage, Unsupported, View, reads, written
-from lookahead.backends.cuda.device_code import FOLDS, NAMES, ONE, ROUNDED, TWO
+from lookahead.backends.lowering import ops
+from lookahead.backends.lowering.plan import Buffer, Instruction, Product, Stage, Unsupported, View, reads, written
 from lookahead.forward import tree_meta
 
+# What instructions are in Triton's language: see program_kernel.py for what they do
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+ROUNDED = {ops.NOT: "{}", ops.TO_BFLOAT16: "{}.to(tl.bfloat16).to(tl.float32)"}
+ROUNDED[ops.TO_FLOAT16] = "{}.to(tl.float16).to(tl.float32)"
+CODE = {
+    ops.ADD: "({} + {})",
+    ops.SUBTRACT: "({} - {})",
+    ops.MULTIPLY: "({} * {})",
+    ops.DIVIDE: "({} / {})",
+    ops.COPY: "{}",
+    ops.STORE: "{}",
+    ops.NEGATE: "(-{})",
+    ops.SQUARE_ROOT: "tl.sqrt({})",
+    ops.COSINE: "tl.cos({})",
+    ops.SINE: "tl.sin({})",
+    ops.EXP: "tl.exp({})",
+    ops.SIGMOID: "(1.0 / (1.0 + tl.exp(-{0})))",
+    ops.SILU: "({0} / (1.0 + tl.exp(-{0})))",
+    ops.TANH: "(1.0 - 2.0 / (1.0 + tl.exp(2.0 * {0})))",
+    ops.ERF: "tl.erf({})",
+    ops.GELU: "(0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476)))",
+    ops.GELU_TANH: "({0} / (1.0 + tl.exp(-1.5957691216057308 * ({0} + 0.044715 * {0} * {0} * {0}))))",
+    ops.RELU: "tl.maximum({}, 0.0)",
+}
+FOLDS = {ops.SUM: "tl.sum", ops.LARGEST: "tl.max"}
 CHUNK = 1024  # numbers of a token that a program works on at once, where several share it
 MOST_AT_ONCE = 8192  # numbers that one program works on at once
 NUMBERS_PER_WARP = 256  # of those
@@ -131,11 +156,8 @@ class _Writer:
                     self._fold(step)
                 elif self._is_stored(step):
                     self._whole(step)
-        names = []
-        for number, given in enumerate(self.given):
-            names += [
-                f"p{number}{behind}" for behind in ("", *BEHIND.get(given if isinstance(given, str) else type(given), ()))
-            ]
+        strides = [BEHIND.get(given if isinstance(given, str) else type(given), ()) for given in self.given]
+        names = [f"p{number}{behind}" for number, each in enumerate(strides) for behind in ("", *each)]
         head = ["import triton", "import triton.language as tl", "", "", f"def rows({', '.join(names)}):"]
         begin = ["    row = tl.program_id(0).to(tl.int64)"]
         begin.append(f"    token = tl.load(p{self.given.index(KEPT)} + row)" if KEPT in self.given else "    token = row")
@@ -191,15 +213,14 @@ class _Writer:
         if step.placed is not None:
             self._place(step, e, mask)
             return
-        raw = self._is_raw(step)
-        if raw:  # words that are copied as they are
+        home = None if step.target is None else step.target[0].home
+        if step.op == ops.COPY and isinstance(home, Buffer) and home.size == 2:  # words that are copied as they are
             count, chunk = 2 * count, 2 * chunk
             e = self._value(("numbers", at, chunk), f"2 * ({at}) + tl.arange(0, {chunk})")
             mask = self._value(("fits", e, count), f"{e} < {count}")
             source, target = step.sources[0][0], step.target
             assert target is not None
-            value, into = self._load(source.home, _plus(e, source.start), mask), _plus(e, target[0].start)
-            self._write(target[0].home, into, value, mask)
+            self._write(home, _plus(e, target[0].start), self._load(source.home, _plus(e, source.start), mask), mask)
             return
         value = self._computed(step, e, mask)
         if step.target is None:
@@ -207,17 +228,12 @@ class _Writer:
             self.lines.append(f"{self.indent}tl.store({where}, {value}.to(tl.{self.scores}){self._masked(mask)})")
             return
         into = self._place_of(step.target, step, e)
-        home = step.target[0].home
         self._write(home, into, value, mask)
         if isinstance(home, Buffer) and home.size == 4:
             self.known["held", home, into, mask] = value
 
-    def _is_raw(self, step: Instruction) -> bool:
-        home = None if step.target is None else step.target[0].home
-        return step.op == kernel.COPY and isinstance(home, Buffer) and home.size == 2
-
     def _write(self, home: Any, into: str, value: str, mask: str) -> None:
-        kind = self._dtype_of(home)
+        kind = f"{self._pointer(home)}.dtype.element_ty"
         where = f"{self._line_of(home, 'row')} + {into}"
         self.lines.append(f"{self.indent}tl.store({where}, {value}.to({kind}){self._masked(mask)})")
         self.waits.add(home)
@@ -228,9 +244,8 @@ class _Writer:
         pointer = self._pointer(Slotted(step.placed))
         about = f"{self._pointer(META)} + token * {self._pointer(META)}_line"
         slot = self._value(("meta", "slot"), f"tl.load({about} + {tree_meta.SLOT}).to(tl.int64)")
-        place = self._value(
-            ("meta", "place"), f"tl.load({about} + {tree_meta.PAST}).to(tl.int64) + tl.load({about} + {tree_meta.NODE})"
-        )
+        position = f"tl.load({about} + {tree_meta.PAST}).to(tl.int64) + tl.load({about} + {tree_meta.NODE})"
+        place = self._value(("meta", "place"), position)
         value = self._operand(step.sources[0], step, e, mask)
         where = f"{pointer} + {slot} * {pointer}_slot + ({e} // {step.inner}) * {pointer}_head"
         where += f" + {place} * {pointer}_place + {e} % {step.inner}"
@@ -241,7 +256,7 @@ class _Writer:
         """Sums or largest numbers."""
         self._wait(step)
         home, function = _home(step), FOLDS[step.op]
-        nothing = "0.0" if step.op == kernel.SUM else "float('-inf')"
+        nothing = "0.0" if step.op == ops.SUM else "float('-inf')"
         if step.outer == 1:
             if step.inner <= MOST_AT_ONCE:
                 value = self._folded(step, "0", _power(step.inner), nothing)
@@ -251,7 +266,7 @@ class _Writer:
 
                 def add(at: str) -> None:
                     value = self._folded(step, at, MOST_AT_ONCE, nothing)
-                    more = f"{total} + {value}" if step.op == kernel.SUM else f"tl.maximum({total}, {value})"
+                    more = f"{total} + {value}" if step.op == ops.SUM else f"tl.maximum({total}, {value})"
                     self.lines.append(f"{self.indent}{total} = {more}")
 
                 self._loop(step.inner, add)
@@ -297,24 +312,21 @@ class _Writer:
 
     def _computed(self, step: Instruction, e: str, mask: str) -> str:
         """The numbers of an instruction that `e` counts."""
-        if step.op == kernel.EMBED:
+        if step.op == ops.EMBED:
             table = step.sources[0][0].home
             _, _, _, added, which = step.more
-            ids = self._pointer(IDS if which == kernel.IDS else POSITIONS)
+            ids = self._pointer(IDS if which == ops.IDS else POSITIONS)
             assert isinstance(table, torch.Tensor)
             line = self._value(("id", which, added), f"tl.load({ids} + token) + {added}")
             where = f"{self._pointer(table)} + {line} * {table.stride(0)} + {e}"
             return self._named(f"tl.load({where}{self._masked(mask, True)}).to(tl.float32)")
-        if step.op == kernel.POSITION:
+        if step.op == ops.POSITION:
             return self._named(f"(tl.load({self._pointer(POSITIONS)} + token) + {step.more[0]}).to(tl.float32)")
         values = [self._operand(source, step, e, mask) for source in step.sources]
-        if step.op in TWO:
-            text = TWO[step.op].format(*values)
-        elif step.op in ONE:
-            text = ONE[step.op].format(*values)
-        else:
+        if step.op not in CODE:
             raise Unsupported(f"instruction {step.op} on a GPU")
-        return self._named(ROUNDED[step.rounds].format(text)) if step.rounds != kernel.NOT or text != values[0] else text
+        text = CODE[step.op].format(*values)
+        return self._named(ROUNDED[step.rounds].format(text)) if step.rounds != ops.NOT or text != values[0] else text
 
     def _place_of(self, operand: tuple[View, int, int], step: Instruction, e: str) -> str:
         """Where in its buffer an operand's numbers stand that `e` counts."""
@@ -372,9 +384,7 @@ class _Writer:
         where = f"{self._line_of(home, self._row_of(home))} + {at}"
         masked = self._masked(mask, True)
         parts = [f"tl.load({_plus(where, part * product.weight.outputs)}{masked})" for part in range(product.weight.parts)]
-        text = parts[0]
-        for part in parts[1:]:
-            text = f"({text} + {part})"
+        text = functools.reduce(lambda sums, part: f"({sums} + {part})", parts)
         if product.bias is not None:
             text = f"({text} + {self._load(product.bias, at, mask)})"
         kind = product.weight.dtype
@@ -435,6 +445,3 @@ class _Writer:
                 return f"p{number}"
         self.given.append(given)
         return f"p{len(self.given) - 1}"
-
-    def _dtype_of(self, home: Buffer) -> str:
-        return f"{self._pointer(home)}.dtype.element_ty"

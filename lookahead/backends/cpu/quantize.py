@@ -19,23 +19,13 @@ from typing import Any
 import torch
 
 from lookahead.backends.cpu.embedding import in_panels, may_be_in_panels
+from lookahead.backends.cpu.equalize import equalize
 from lookahead.backends.cpu.linear import LaidOutLinear, plain_linears
 from lookahead.backends.cpu.quantized import QuantizedPanels, in_4_bits, in_8_bits
-from lookahead.errors import ModelError, UsageError
-from lookahead.models.equalize import equalize
+from lookahead.errors import ModelError
 
-SCHEMES = ("none", "int8", "int4")
 QUANTIZE = {8: in_8_bits, 4: in_4_bits}
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what configs call how many there are
-
-
-def check_scheme(scheme: str, device: torch.device) -> None:
-    """Raises UsageError for an unknown one, or for one that there is no kernel for."""
-    if scheme not in SCHEMES:
-        raise UsageError(f"--quantize {scheme}: choose {', '.join(SCHEMES)}.")
-    if scheme != "none" and not (device.type == "cpu" and QuantizedPanels.takes_here()):
-        here = "this CPU" if device.type == "cpu" else str(device)
-        raise UsageError(f"--quantize {scheme}: there is no kernel for {here}, only for x86 CPUs with AVX2. Leave it out.")
 
 
 def bits_of(scheme: str) -> int:

@@ -15,22 +15,20 @@ transformers, which loads them by compressed-tensors.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from lookahead.backends.cpu.quantized import GROUP, Quantized
 from lookahead.errors import ModelError
+from lookahead.models.checkpoint import shards_of, tensors_in
+from lookahead.models.prequantized import WITH_EMBEDDING, settings_of
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
-WITH_EMBEDDING = "pack-quantized-with-embedding"  # our own format: the embedding has such tensors, too
 EMBEDDING_BITS = "lookahead_embedding_bits"  # what config.json calls those to hold the embedding in, 8 or 4, if it is to be
 ACTIVATIONS_FIELD = "lookahead_activations"  # of config.json: "none" if tokens are not to be quantized; without it: 8 bits
-INDEX = "model.safetensors.index.json"
+BLOCK = 128  # inputs whose tokens have 4 or 8 bits together, see quantize/mixed.py
 PARTS = ("packed", "scale", "zero_point", "shape", "g_idx")  # of a weight
 
 
@@ -101,41 +99,10 @@ def matrix_of(tensors: dict[str, torch.Tensor], bits: int) -> Quantized | None:
     return Quantized(numbers, scales.repeat_interleave(repeats, 1), zeros.repeat_interleave(repeats, 1), order)
 
 
-def shards_of(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint."""
-    if (folder / INDEX).exists():
-        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        return [folder / name for name in dict.fromkeys(names)]
-    return sorted(folder.glob("*.safetensors"))
-
-
-def tensors_in(shards: list[Path]) -> Iterator[tuple[str, Any]]:
-    """Names of all tensors, and what reads them: `read.get_tensor(name)`. Raises ModelError for a file that cannot be read."""
-    for shard in shards:
-        with _opened(shard) as file:
-            for name in file.keys():  # noqa: SIM118 - it is not a dict
-                yield name, file
-
-
-def check_readable(folder: Path) -> None:
-    """Raises ModelError that names the first safetensors file of a checkpoint that cannot be read."""
-    for shard in shards_of(folder):
-        with _opened(shard):
-            continue
-
-
-def _opened(shard: Path) -> Any:
-    try:
-        return safe_open(shard, "pt")
-    except Exception as error:  # safetensors raises errors of its own
-        raise ModelError(f"{shard}: cannot be read as safetensors ({error}).") from error
-
-
 def is_packed(config: Any) -> bool:
     """Whether a config states that this module's format is used."""
-    said = getattr(config, "quantization_config", None) or {}
-    said = said if isinstance(said, dict) else said.to_dict()
-    return said.get("quant_method") == METHOD and said.get("format") in (FORMAT, WITH_EMBEDDING)
+    settings = settings_of(config)
+    return settings.get("quant_method") == METHOD and settings.get("format") in (FORMAT, WITH_EMBEDDING)
 
 
 def read_packed(folder: Path) -> tuple[dict[str, Quantized], dict[str, torch.Tensor]] | None:

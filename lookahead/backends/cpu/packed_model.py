@@ -11,12 +11,12 @@ import torch
 
 from lookahead.backends.cpu.embedding import in_panels, may_be_in_panels
 from lookahead.backends.cpu.linear import LaidOutLinear, plain_linears
+from lookahead.backends.cpu.packed import ACTIVATIONS_FIELD, BLOCK, EMBEDDING_BITS, is_packed, read_packed
+from lookahead.backends.cpu.quantize import QUANTIZE
 from lookahead.backends.cpu.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.errors import ModelError
 from lookahead.models.checkpoint import check_weights, damaged_of, refuse_weights
-from lookahead.models.mixed import BLOCK, BLOCKS_IN_8_BITS
-from lookahead.models.packed import ACTIVATIONS_FIELD, EMBEDDING_BITS, WITH_EMBEDDING, is_packed, read_packed
-from lookahead.models.quantize import QUANTIZE
+from lookahead.models.prequantized import BLOCKS_IN_8_BITS
 
 
 def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
@@ -74,17 +74,6 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model.requires_grad_(False).eval()
-
-
-def refuse_own_format(name: str, config: Any) -> None:
-    """Raises ModelError for what only `packed_model` loads: tokens of 4 and 8 bits, and a packed embedding."""
-    own = (getattr(config, "quantization_config", None) or {}).get("format") == WITH_EMBEDDING
-    if own or getattr(config, BLOCKS_IN_8_BITS, None):
-        what = "embedding is packed" if own else "tokens have 4 and 8 bits"
-        raise ModelError(
-            f"{name}: its {what}, for which there are kernels for x86 CPUs with AVX2 only, without an adapter or --device-map. "
-            "Quantize the model without --pack-embedding and --activations mixed."
-        )
 
 
 def _quantize(embedding: Any, quantize: Callable[[torch.Tensor], Quantized], head: Any) -> None:

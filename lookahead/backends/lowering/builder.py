@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu import program_kernel as kernel
-from lookahead.backends.cpu.linear import LaidOutLinear
-from lookahead.backends.cpu.panel_kernel import AS_FLOAT32, LIKE_BFLOAT16, LIKE_FLOAT16, PAIRS
-from lookahead.backends.cpu.panels import STORED, Panels
-from lookahead.backends.cpu.plan import (
+from lookahead.backends.lowering import ops
+from lookahead.backends.lowering.plan import (
+    LIKE,
+    ROUNDS,
+    STORED,
     Buffer,
     Dim,
     Instruction,
@@ -28,41 +28,40 @@ from lookahead.backends.cpu.plan import (
     flat_dims,
     merged_dims,
 )
-from lookahead.backends.cpu.quantized import QuantizedPanels
-from lookahead.backends.cpu.quantized_code import TOKEN_GROUP
 
-SMALL = 1 << 20  # numbers of a matrix that is copied, in addition to the model's own
 MOST_COPIES = 128  # instructions that one operation may become because its numbers lie in no two dims
-ROUNDS = {torch.float32: kernel.NOT, torch.bfloat16: kernel.TO_BFLOAT16, torch.float16: kernel.TO_FLOAT16}
-LIKE = {torch.float32: AS_FLOAT32, torch.bfloat16: LIKE_BFLOAT16, torch.float16: LIKE_FLOAT16}
-EXACT = (kernel.COPY, kernel.NEGATE, kernel.RELU, kernel.LARGEST)  # what they give is what they were given: nothing to round
+EXACT = (ops.COPY, ops.NEGATE, ops.RELU, ops.LARGEST)  # what they give is what they were given: nothing to round
 
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """Whole numbers of each token, kernel.IDS or POSITIONS, and what is added to them; or what lies before it: "offsets"."""
+    """Whole numbers of each token, ops.IDS or POSITIONS, and what is added to them; or what lies before it: "offsets"."""
 
     which: int | str
     added: int = 0
 
 
 class Builder:
-    """Writes down steps. tokens: of the traced forward, a size that nothing else has.
+    """Writes down steps; each backend has its own. tokens: of the traced forward, a size that nothing else has.
 
     linears, tables: as lookahead::linear and looked_up number.
     """
 
-    def __init__(self, tokens: int, linears: Sequence[LaidOutLinear], tables: Sequence[QuantizedPanels] = ()):
+    def __init__(self, tokens: int, linears: Sequence[Any] = (), tables: Sequence[Any] = ()):
         self.tokens, self.linears, self.tables = tokens, linears, tables
         self.steps: list[Step] = []
         self.placed: dict[int, Dim] = {}
         self.alive: list[torch.Tensor] = []
         self.most: dict[int, int] = {}
         self._copies: dict[tuple[Any, ...], View] = {}
-        self._matrices: dict[int, tuple[torch.Tensor, Panels]] = {}
 
     def new(self, sizes: Sequence[int], axis: int, dtype: torch.dtype) -> View:
         return View(Buffer(max(1, math.prod(sizes))), 0, flat_dims(sizes), axis, dtype)
+
+    def of_shape(self, shape: Sequence[int], dtype: torch.dtype) -> View:
+        """shape: with the axis of tokens."""
+        axis = self.axis_of(shape)
+        return self.new([*shape[:axis], *shape[axis + 1 :]], axis, dtype)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """float32, in memory that stays."""
@@ -100,9 +99,7 @@ class Builder:
             dims.append((size, dim[1] if dim[0] == size else 0))
         return value.with_dims(dims, axis)
 
-    def rows(
-        self, op: int, target: View, sources: Sequence[View], rounds: int = kernel.NOT, more: tuple[int, ...] = ()
-    ) -> None:
+    def rows(self, op: int, target: View, sources: Sequence[View], rounds: int = ops.NOT, more: tuple[int, ...] = ()) -> None:
         """Instructions over all dims of views of one shape, two at a time."""
         operands = [target, *sources]
         merged = merged_dims([view.dims for view in operands])
@@ -115,7 +112,7 @@ class Builder:
         *unrolled, outer, inner = merged
         if inner[0][0] == 1:
             inner = tuple((1, 1) for _ in operands)
-        if (inner[0][1] != 1 and op != kernel.COPY) or math.prod(dim[0][0] for dim in unrolled) > MOST_COPIES:
+        if (inner[0][1] != 1 and op != ops.COPY) or math.prod(dim[0][0] for dim in unrolled) > MOST_COPIES:
             raise Unsupported(f"numbers that lie too far apart: {merged}")
         for index in itertools.product(*(range(dim[0][0]) for dim in unrolled)):
             starts = [
@@ -127,42 +124,35 @@ class Builder:
                 for number, (view, start) in enumerate(zip(operands, starts, strict=True))
             ]
             self.steps.append(
-                Instruction(op, outer[0][0], inner[0][0], views[0], views[1:], kernel.NOT if op in EXACT else rounds, more)
+                Instruction(op, outer[0][0], inner[0][0], views[0], views[1:], ops.NOT if op in EXACT else rounds, more)
             )
+
+    def lies_flat(self, view: View) -> bool:
+        """Whether it can be read where numbers must lie side by side."""
+        return isinstance(view.home, Buffer) and view.is_flat
 
     def flat(self, view: View) -> View:
         """The same numbers side by side, copied if they are not."""
         view = self.wide(view)
-        if isinstance(view.home, Buffer) and view.is_flat:
+        if self.lies_flat(view):
             return view
         key = ("flat", view.home, view.start, view.dims) if isinstance(view.home, Buffer) else None
         if key is None or key not in self._copies:
             copy = self.new(view.sizes, view.axis, view.dtype)
-            self.rows(kernel.COPY, copy, [view])
+            self.rows(ops.COPY, copy, [view])
             if key is None:
                 return copy
             self._copies[key] = copy
         return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
 
     def wide(self, view: View) -> View:
-        """The same numbers as float32."""
-        home = view.home
-        if not isinstance(home, Buffer) or home.size == 4:
-            return view
-        if ("wide", home) not in self._copies:
-            copy = self.new([home.numbers], 0, view.dtype)
-            source = View(home, 0, flat_dims([home.numbers]), 0, view.dtype)
-            self.steps.append(
-                Instruction(kernel.WIDEN, 1, home.numbers, (copy, 0, 1), [(source, 0, 1)], more=(ROUNDS[view.dtype],))
-            )
-            self._copies["wide", home] = copy
-        wide = self._copies["wide", home].home
-        return View(wide, view.start, view.dims, view.axis, view.dtype)
+        """The same numbers as instructions read them."""
+        return view
 
     def narrow(self, view: View, dtype: torch.dtype) -> View:
         """The same numbers side by side as the model stores them."""
         size = torch.finfo(dtype).bits // 8
-        if isinstance(view.home, Buffer) and view.home.size == size and view.is_flat:
+        if self.lies_flat(view) and isinstance(view.home, Buffer) and view.home.size == size:
             return view
         view = self.flat(view)
         if size == 4:
@@ -171,35 +161,13 @@ class Builder:
         if key not in self._copies:
             copy = View(Buffer(view.count, size), 0, flat_dims([view.count]), 0, dtype)
             source = view.with_dims(flat_dims([view.count]), 0)
-            self.steps.append(
-                Instruction(kernel.STORE, 1, view.count, (copy, 0, 1), [(source, 0, 1)], more=(STORED[dtype], size))
-            )
+            self.steps.append(Instruction(ops.STORE, 1, view.count, (copy, 0, 1), [(source, 0, 1)], more=(STORED[dtype], size)))
             self._copies[key] = copy
         return self._copies[key].with_dims(flat_dims(view.sizes), view.axis)
 
-    def quantized(self, view: View, weight: QuantizedPanels) -> View:
-        """The same numbers as groups of 8 and 4 bits in the order of this weight's columns."""
-        view = self.flat(view)
-        order = None if weight.order is None else weight.order.numpy().tobytes()
-        key = ("quantized", view.home, view.start, view.count, order, weight.eight)
-        if key not in self._copies:
-            words, count = weight.lines * TOKEN_GROUP // 4, view.count
-            copy = View(Buffer(words), 0, flat_dims([words]), 0, torch.float32)
-            source = view.with_dims(flat_dims([count]), 0)
-            if weight.order is not None:
-                self.alive.append(weight.order)
-                gathered, more = self.new([count], 0, torch.float32), (weight.order.data_ptr(),)
-                self.steps.append(Instruction(kernel.GATHER, 1, count, (gathered, 0, 1), [(source, 0, 1)], more=more))
-                source = gathered
-            more = (weight.eight,)
-            self.steps.append(Instruction(kernel.QUANTIZE, 1, count, (copy, 0, 1), [(source, 0, 1)], more=more))
-            self._copies[key] = copy
-        return self._copies[key]
-
     def two(self, op: int, shape: Sequence[int], dtype: torch.dtype, left: Any, right: Any) -> View:
-        axis = self.axis_of(shape)
-        target = self.new([size for place, size in enumerate(shape) if place != axis], axis, dtype)
-        self.rows(op, target, [self.dims_in(left, shape, axis), self.dims_in(right, shape, axis)], ROUNDS[dtype])
+        target = self.of_shape(shape, dtype)
+        self.rows(op, target, [self.dims_in(each, shape, target.axis) for each in (left, right)], ROUNDS[dtype])
         return target
 
     def one(self, op: int, view: View, dtype: torch.dtype | None = None, rounds: int | None = None) -> View:
@@ -227,30 +195,39 @@ class Builder:
             raise Unsupported("no one axis of tokens" if not places else "tokens next to tokens")
         return places[0]
 
-    def panels(self, matrix: torch.Tensor) -> Panels:
-        """Of a matrix [in, out] that is not laid out."""
-        if matrix.numel() > SMALL:
-            raise Unsupported("a matrix that is not laid out")
-        if id(matrix) not in self._matrices:
-            self._matrices[id(matrix)] = matrix, Panels(matrix.detach().t())
-        return self._matrices[id(matrix)][1]
-
-    def product(self, tokens: View, weight: Panels, bias: torch.Tensor | None, shape: Sequence[int]) -> View:
-        dims = tokens.dims
+    def product(self, tokens: View, weight: Any, bias: torch.Tensor | None, shape: Sequence[int]) -> View:
+        given, dims = self.given(tokens, weight), tokens.dims
         if not dims or dims[-1][0] != weight.inner or tokens.count != weight.inner:
             raise Unsupported("a product with numbers of several tokens")
-        if weight.kind == PAIRS and weight.inner % 2:
-            raise Unsupported("an odd number of pairs")
-        if isinstance(weight, QuantizedPanels):
-            given = self.quantized(tokens, weight)
-        else:
-            given = self.narrow(tokens, torch.bfloat16) if weight.kind == PAIRS else self.flat(tokens)
-        axis = self.axis_of(shape)
-        target = self.new([size for place, size in enumerate(shape) if place != axis], axis, weight.dtype)
+        target = self.of_shape(shape, weight.dtype)
         assert isinstance(target.home, Buffer)
         addends = None if bias is None else self.constant(bias)
         self.steps.append(Product(given, weight, addends, target.home, LIKE[weight.dtype]))
         return target
+
+    def given(self, tokens: View, weight: Any) -> View:
+        """Tokens as they are multiplied by this weight. Raises Unsupported for one that programs do not multiply by."""
+        raise NotImplementedError
+
+    def weight_of(self, matrix: torch.Tensor) -> Any:
+        """A matrix [in, out] as it is multiplied by. Raises Unsupported."""
+        raise NotImplementedError
+
+    def whole(self, weight: Any) -> Any:
+        """For a product whose numbers nobody adds up."""
+        return weight
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What an operation of a traced forward gives. shape: with the axis of tokens."""
+
+    build: Builder
+    shape: list[int]
+    dtype: torch.dtype
+
+    def two(self, op: int, left: Any, right: Any) -> View:
+        return self.build.two(op, self.shape, self.dtype, left, right)
 
 
 def _inner(view: View) -> int:

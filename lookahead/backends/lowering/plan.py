@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.lowering import ops
 from lookahead.errors import ModelError
 
 Dim = tuple[int, int]  # size and stride, in numbers
-# On a GPU: programs of LINES outputs that a product has if they are of LEAST_OF_PART numbers each, multiples of OF_PART
-PROGRAMS, LINES, LEAST_OF_PART, OF_PART = 256, 64, 1024, 128
+# By dtype: to what results are rounded, and how they are stored
+ROUNDS = {torch.float32: ops.NOT, torch.bfloat16: ops.TO_BFLOAT16, torch.float16: ops.TO_FLOAT16}
+STORED = {torch.float32: ops.AS_FLOAT32, torch.bfloat16: ops.AS_BFLOAT16, torch.float16: ops.AS_FLOAT16}
+LIKE = {torch.float32: ops.AS_FLOAT32, torch.bfloat16: ops.LIKE_BFLOAT16, torch.float16: ops.LIKE_FLOAT16}
 
 
 class Unsupported(ModelError):
@@ -132,18 +135,6 @@ class Instruction:
     placed: int | None = None
 
 
-class Matrix:
-    """A matrix [out, in] as a GPU multiplies by it: as it lies, in `parts` along `in`, of `of_part` numbers each at most."""
-
-    def __init__(self, weight: torch.Tensor, parts: int | None = None):
-        self.weight = weight
-        self.outputs, self.inner = weight.shape
-        self.dtype = weight.dtype
-        self.parts = parts or max(1, min(PROGRAMS * LINES // self.outputs, self.inner // LEAST_OF_PART))
-        self.of_part = -(-self.inner // self.parts // OF_PART) * OF_PART
-        self.parts = -(-self.inner // self.of_part)
-
-
 @dataclasses.dataclass(eq=False)
 class Product:
     """tokens: flat, float32; bfloat16 for pairs, groups of 8 bits for quantized weights; on a GPU, of the weight's dtype.
@@ -152,7 +143,7 @@ class Product:
     """
 
     tokens: View
-    weight: Any  # Panels, or Matrix
+    weight: Any  # cpu/panels.py, or cuda/device_builder.py
     bias: torch.Tensor | None
     target: Buffer | None
     stored: int
@@ -193,8 +184,8 @@ class Plan:
     """stages: in their order. row_bytes: of all buffers, for a token; thread_bytes: of local ones, for a thread.
 
     placed: heads and numbers of each of the keys and values that layers write, two for a layer. vocab: scores of a token.
-    dtype: of keys and values. alive: what instructions hold addresses of. most: ids and positions (kernel.IDS,
-    POSITIONS) that there are no rows for in tables, from these on.
+    dtype: of keys and values. alive: what instructions hold addresses of. most: ids and positions (ops.IDS, POSITIONS) that
+    there are no rows for in tables, from these on.
     """
 
     stages: list[Stage]

@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from lookahead.backends.cpu.plan import Attention, Buffer, Instruction, Product, Stage, Step, View, flat_dims, reads, written
-from lookahead.backends.cpu.program_kernel import COPY
+from lookahead.backends.lowering.ops import COPY
+from lookahead.backends.lowering.plan import (
+    Attention,
+    Buffer,
+    Instruction,
+    Product,
+    Stage,
+    Step,
+    View,
+    flat_dims,
+    reads,
+    written,
+)
 
 
 def arranged(

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
+from lookahead.backends.cpu.packed import BLOCK
 from lookahead.backends.cpu.quantized import GROUP, QuantizedPanels
 from lookahead.errors import ModelError
 
-BLOCK = 128  # channels
 ACTIVATIONS = ("none", "int8", "mixed")
-BLOCKS_IN_8_BITS = "lookahead_blocks_in_8_bits"  # what config.json calls how many a layer has, by the layer's name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Chosen:
 
 
 def orders_of(largest: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """int64 [in] of each layer: its inputs, the one with the largest number first. largest: see moments.py."""
+    """int64 [in] of each layer: its inputs, the one with the largest number first. largest: see activation_stats.py."""
     return {name: each.argsort(descending=True, stable=True) for name, each in largest.items()}
 
 

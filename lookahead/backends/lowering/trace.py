@@ -22,10 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AttentionInterface
 
-from lookahead.backends.cpu.embedding import TableInPanels
-from lookahead.backends.cpu.linear import LaidOutLinear
-from lookahead.backends.cpu.quantized import QuantizedPanels
-from lookahead.forward.kv_cache import KeysAndValuesOnly
+from lookahead.forward.backend import packed_layers
+from lookahead.forward.kv_cache import NotedCache
 from lookahead.forward.target import TargetModel
 from lookahead.forward.tree_attention import checked_scale
 from lookahead.forward.tree_meta import FIELDS
@@ -59,36 +57,18 @@ class Traced:
 
     graph: torch.fx.GraphModule
     tokens: int
-    linears: list[LaidOutLinear]
-    tables: list[QuantizedPanels]
+    linears: list[Any]
+    tables: list[Any]
 
 
-class _TracedCache(KeysAndValuesOnly):
-    def __init__(self, offsets: torch.Tensor) -> None:
-        super().__init__(layers=[])
-        self.offsets = offsets
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+class _TracedCache(NotedCache):
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: object, **kwargs: object) -> tuple[Any, Any]:
         placed = torch.ops.lookahead.placed
         return placed(key_states, 2 * layer_idx), placed(value_states, 2 * layer_idx + 1)
 
-    def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
-        return self.offsets
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
 
 def _attended(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **arguments: Any,
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **arguments: Any
 ) -> tuple[torch.Tensor, None]:
     """What layers of a model that is traced call."""
     scale = checked_scale(query, attention_mask, scaling, arguments)
@@ -99,10 +79,8 @@ AttentionInterface.register(NAME, _attended)
 
 
 @contextlib.contextmanager
-def _layers_as_operations(model: Any) -> Iterator[tuple[list[LaidOutLinear], list[QuantizedPanels]]]:
+def _layers_as_operations(linears: list[Any], tables: list[Any]) -> Iterator[None]:
     """While open, laid out layers are lookahead::linear, and look-ups in quantized tables lookahead::looked_up."""
-    linears = [module for module in model.modules() if isinstance(module, LaidOutLinear)]
-    tables = [module for module in model.modules() if isinstance(module, TableInPanels)]
     for number, layer in enumerate(linears):
         outputs = layer.out_features
         vars(layer)["forward"] = lambda x, number=number, outputs=outputs: torch.ops.lookahead.linear(x, number, outputs)
@@ -110,7 +88,7 @@ def _layers_as_operations(model: Any) -> Iterator[tuple[list[LaidOutLinear], lis
         about = number, table.laid_out.inner, table.laid_out.dtype
         vars(table)["rows"] = lambda ids, about=about: torch.ops.lookahead.looked_up(ids, *about)
     try:
-        yield linears, [table.laid_out for table in tables]
+        yield
     finally:
         for layer in linears:
             del vars(layer)["forward"]
@@ -123,9 +101,9 @@ def traced(target: TargetModel) -> Traced:
     """The forward of a packed model whose attention lookahead::tree_attention computes. Raises what the model raises."""
     model = target.model
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
-    for layer in model.modules():
-        sizes.update((layer.in_features, layer.out_features) if isinstance(layer, LaidOutLinear) else ())
-        sizes.update((layer.num_embeddings, layer.embedding_dim) if isinstance(layer, TableInPanels) else ())
+    linears, tables = packed_layers(model)
+    sizes.update(size for layer in linears for size in (layer.in_features, layer.out_features))
+    sizes.update(size for table in tables for size in (table.num_embeddings, table.embedding_dim))
     sizes.update(value for value in vars(target.text_config).values() if isinstance(value, int))
     tokens = next(count for count in COUNTS if count not in sizes)
     plan = target.mask_plan
@@ -142,7 +120,7 @@ def traced(target: TargetModel) -> Traced:
     lines = [torch.zeros(1, 1, tokens, FIELDS, dtype=torch.int32, device=where) for _ in plan.windows]
     offsets = torch.zeros(tokens, dtype=torch.int64, device=where)
     one_mode = tracing(TracingContext(FakeTensorMode()))  # else each operation makes a mode, with a stack trace: 3x the time
-    with _layers_as_operations(model) as layers, target.packed_attention.named(NAME), one_mode:
+    with _layers_as_operations(linears, tables), target.packed_attention.named(NAME), one_mode:
         graph = make_fx(forward, tracing_mode="real")(ids, positions, offsets, *lines)
     graph.graph.eliminate_dead_code()
-    return Traced(graph, tokens, *layers)
+    return Traced(graph, tokens, linears, [table.laid_out for table in tables])
