@@ -1,7 +1,6 @@
 """Prompts made of fields, fields that answers keep, the first rows only, and checking rows without a model's weights."""
 
-from __future__ import annotations
-
+import datetime
 import json
 import shutil
 from pathlib import Path
@@ -32,8 +31,6 @@ def read(row: dict[str, Any], **options: Any) -> Request:
 
 
 # ---- prompts
-
-
 def test_prompt_is_the_text_of_the_named_field() -> None:
     request = read({"id": 7, "question": "Q?", "prompt": "not this", "params": {"n": 2}}, prompt_field="question")
     assert (request.id, request.prompt, request.n) == (7, "Q?", 2)
@@ -107,8 +104,6 @@ def test_job_by_template_answers_as_rows_with_those_prompts(cli: Cli, tmp_path: 
 
 
 # ---- kept fields
-
-
 def test_output_rows_keep_the_fields_that_are_asked_for(cli: Cli, tmp_path: Path) -> None:
     source, out = write_jsonl(tmp_path / "in.jsonl", [*ROWS, {"id": "bad", "topic": 5}]), tmp_path / "out.jsonl"
     by = ("--prompt-field", "question")
@@ -123,29 +118,29 @@ def test_output_rows_keep_the_fields_that_are_asked_for(cli: Cli, tmp_path: Path
 
 
 def test_kept_fields_stand_in_columns_of_parquet(cli: Cli, tmp_path: Path) -> None:
-    rows = [
-        {"prompt": PROMPTS[0], "topic": "a", "n": 1, "mixed": 1, "tags": ["x"], "nested": {"a": 1}, "o": {"p": {}}, "no": None},
-        {"prompt": PROMPTS[1], "topic": None, "n": 2.5, "mixed": "text", "tags": [], "nested": {"b": "c"}, "o": {}, "no": None},
-    ]
+    columns = {  # values of two rows, and what the table holds
+        "topic": (["a", None], ["a", None]),
+        "n": ([1, 2.5], [1.0, 2.5]),
+        "mixed": ([1, "text"], ["1", "text"]),
+        "o": ([{"p": {}}, {}], ['{"p": {}}', "{}"]),
+        "no": ([None, None], [None, None]),
+        "tags": ([["x"], []], [["x"], []]),
+        "nested": ([{"a": 1}, {"b": "c"}], [{"a": 1, "b": None}, {"a": None, "b": "c"}]),
+    }
+    rows = [{"prompt": PROMPTS[n], **{name: values[n] for name, (values, _) in columns.items()}} for n in range(2)]
     source, out = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
-    assert generate(cli, source, out, "--keep-fields", "topic,n,mixed,tags,nested,o,no") == 0
+    assert generate(cli, source, out, "--keep-fields", ",".join(columns)) == 0
     table = pyarrow.parquet.read_table(out).to_pylist()
-    assert [row["topic"] for row in table] == ["a", None]
-    assert [row["n"] for row in table] == [1.0, 2.5]
-    assert [row["mixed"] for row in table] == ["1", "text"]
-    assert [row["o"] for row in table] == ['{"p": {}}', "{}"]
-    assert [row["no"] for row in table] == [None, None]
-    assert [row["tags"] for row in table] == [["x"], []]
-    assert [row["nested"] for row in table] == [{"a": 1, "b": None}, {"a": None, "b": "c"}]
+    assert {name: [row[name] for row in table] for name in columns} == {name: kept for name, (_, kept) in columns.items()}
 
 
 def test_fields_of_parquet_rows_are_kept_as_json_has_them(tmp_path: Path) -> None:
-    import datetime
-
-    table = pyarrow.table({"prompt": ["a"], "day": [datetime.date(2024, 5, 1)], "score": [float("nan")]})
+    times = pyarrow.array([1700000000123456789], pyarrow.timestamp("ns"))
+    days = [datetime.date(2024, 5, 1)]
+    table = pyarrow.table({"prompt": ["a"], "day": days, "score": [float("nan")], "at": times})
     pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
-    (request,) = read_requests(str(tmp_path / "in.parquet"), fields=RowFields(keep=("day", "score")))
-    assert request.kept == {"day": "2024-05-01", "score": None}
+    (request,) = read_requests(str(tmp_path / "in.parquet"), fields=RowFields(keep=("day", "score", "at")))
+    assert request.kept == {"day": "2024-05-01", "score": None, "at": "2023-11-14 22:13:20.123456789"}
 
 
 def test_names_of_output_rows_cannot_be_kept(cli: Cli, tmp_path: Path) -> None:
@@ -169,8 +164,6 @@ def test_names_of_output_rows_cannot_be_kept(cli: Cli, tmp_path: Path) -> None:
 
 
 # ---- forms of files
-
-
 def test_csv_and_arrays_give_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
     rows = [{"id": "a", "prompt": 'one, "two"\nthree'}, {"id": "b", "prompt": PROMPTS[0]}]
     lines = write_jsonl(tmp_path / "in.jsonl", rows)
@@ -196,8 +189,6 @@ def test_first_rows_only_and_later_more_of_them(cli: Cli, tmp_path: Path) -> Non
 
 
 # ---- dry runs
-
-
 def bare_model(folder: Path) -> Path:
     """The demo model without its weights."""
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))

@@ -1,7 +1,5 @@
 """Two jobs with one output: one of them writes, the other ends with one line, and no row is lost; by whatever names."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -83,6 +81,13 @@ def test_job_that_starts_beside_a_running_one_changes_nothing(running: Journal, 
     running.write(row(2))
     running.finish(in_order=True)
     assert [each["id"] for each in rows_of(running.files.out)] == [0, 1, 2]
+
+
+def test_job_that_read_the_output_before_another_wrote_it_is_refused(files: JobFiles) -> None:
+    with OutputLock(files) as lock, Journal(lock, Done(), manifest()) as journal:
+        journal.write(row(0))
+    with OutputLock(files, resume=True) as lock, pytest.raises(LookaheadError, match="has written it meanwhile"):
+        Journal(lock, Done(), manifest())
 
 
 def test_one_output_by_several_names_is_one_output(running: Journal, tmp_path: Path) -> None:
@@ -170,9 +175,7 @@ def test_output_that_appears_while_the_lock_is_taken_is_seen_under_it(files: Job
 @pytest.mark.parametrize("which", ["rows", "journal"])
 @pytest.mark.parametrize("how", ["moved", "replaced"])
 @pytest.mark.parametrize("when", ["save", "finish"])
-def test_file_that_was_moved_or_replaced_ends_the_job_with_one_line(
-    files: JobFiles, tmp_path: Path, which: str, how: str, when: str
-) -> None:
+def test_file_that_was_moved_or_replaced_ends_the_job_with_one_line(files, tmp_path, which, how, when) -> None:
     path = getattr(files, which)
 
     def job() -> None:
@@ -221,8 +224,6 @@ def test_file_system_without_locks_is_written_as_before(files: JobFiles, monkeyp
 
 
 # ---- as typed
-
-
 def test_job_through_a_link_writes_beside_its_target_and_the_link_stays(cli: Cli, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", questions(3))
     (tmp_path / "store").mkdir()
@@ -250,8 +251,6 @@ def test_second_job_is_refused_before_a_model_is_loaded(cli: Cli, files: JobFile
 
 
 # ---- full disks
-
-
 def test_manifest_says_failed_although_the_disk_is_full(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full until what was kept for the manifest is given back."""
     room = True

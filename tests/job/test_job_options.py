@@ -1,10 +1,9 @@
 """What a job says of itself: manifest, progress, metrics; and its options in a file."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import yaml
 from lookahead import JobSpec
 from lookahead.budget.speedup import Speedup
 from lookahead.errors import UsageError
-from lookahead.job.progress import Every, JobProgress, JobTotals, metrics_text
+from lookahead.job.progress import JobProgress, JobTotals, labels_of, metrics_text
 from lookahead_cli.job_schema import SCHEMA, job_schema
 from lookahead_cli.progress import duration, line
 from tests.support.cli import Cli, write_jsonl
@@ -79,9 +78,7 @@ def test_texts_in_yaml_stay_as_they_are_written(cli: Cli, tmp_path: Path) -> Non
         ("chat: maybe", "Invalid value for '--chat'"),
     ],
 )
-def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(
-    cli: Cli, tmp_path: Path, text: str, problem: str
-) -> None:
+def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(cli, tmp_path, text, problem) -> None:
     (tmp_path / "job.yaml").write_text(f"model: {MODEL}\n{text}\n")
     cli.fails(2, "generate", "--config", tmp_path / "job.yaml", "--print-config", saying=[problem])
 
@@ -132,16 +129,13 @@ def test_no_learn_drafts_nothing_from_earlier_answers(cli: Cli, tmp_path: Path) 
     cli.fails(2, *job, "--no-learn", "--session-tokens", 9, saying=["--no-learn", "--session-tokens"])
 
 
-METRIC = re.compile(r'lookahead_[a-z_]+\{job="[^"]*",model="[^"]*"(,source="[^"]*")?\} -?[0-9.e+-]+')
-
-
 def test_metrics_file_is_in_the_prometheus_text_format(cli: Cli, tmp_path: Path) -> None:
     source, file = write_jsonl(tmp_path / "in.jsonl", [*questions(3), {}]), tmp_path / "job.prom"
     out = ("-o", tmp_path / "out.jsonl", "--quiet", "--metrics", file)
     assert cli("generate", "--model", MODEL, "--input", source, *out, "--max-new-tokens", 90).code == 3
     lines = file.read_text().splitlines()
     values = {line.split("{")[0]: line.rsplit(" ", 1)[1] for line in lines if not line.startswith("#")}
-    assert all(METRIC.fullmatch(line) for line in lines if not line.startswith("#"))
+    assert all(SAMPLE.fullmatch(line) for line in lines if not line.startswith("#"))
     assert float(values["lookahead_rows_total"]) == float(values["lookahead_rows_expected"]) == 4
     assert float(values["lookahead_rows_failed_total"]) == 1
     assert float(values["lookahead_completion_tokens_total"]) == sum(
@@ -153,17 +147,13 @@ def test_metrics_file_is_in_the_prometheus_text_format(cli: Cli, tmp_path: Path)
     assert len(helped) == len(set(helped)) == sum(line.startswith("# TYPE") for line in lines)
 
 
-def test_names_of_sources_are_escaped_in_metrics() -> None:
-    totals = JobTotals()
-    totals.accepted_by_source['trie:"a"\\b'] = 3
-    assert r'{source="trie:\"a\"\\b"} 3' in metrics_text(totals, {"seconds_left": None})
-
-
-def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys, monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("lookahead.job.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
     totals = JobTotals(rows=10, tokens=100, first_tokens=10, steps=45)
     progress = JobProgress(totals, lambda: 1000, lambda: Speedup(10.0, 15.2, 0.4))
     totals.merge(JobTotals(rows=10, errors=1, tokens=100, first_tokens=10, steps=45))
-    progress.began -= 10
+    now[0] = 10
     line(progress)
     stamp, _, said = " ".join(capsys.readouterr().err.split()).partition(" ")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", stamp)
@@ -177,7 +167,6 @@ def test_progress_acts_when_its_time_has_come_and_not_before() -> None:
     progress()
     progress()
     assert done == ["now", "now"]
-    assert isinstance(progress._acts[0], Every)
     assert progress.seconds_left is None
 
 
@@ -194,3 +183,50 @@ def test_summary_of_a_job_is_a_table_on_stderr(cli: Cli, tmp_path: Path) -> None
 @pytest.mark.parametrize(("seconds", "text"), [(2.54, "2.5 s"), (65, "1 min 5 s"), (3725, "1 h 2 min")])
 def test_durations_are_told_in_fitting_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+# ---- metrics
+
+
+SAMPLE = re.compile(r'lookahead_[a-z_]+\{[a-z_]+="(?:[^"\\\n]|\\["\\n])*"(?:,[a-z_]+="(?:[^"\\\n]|\\["\\n])*")*\} -?[0-9.e+-]+')
+
+
+def samples(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_two_jobs_in_one_folder_have_no_sample_in_common(cli: Cli, tmp_path: Path) -> None:
+    source, found = write_jsonl(tmp_path / "in.jsonl", questions(2)), []
+    for name in ("a", "b"):
+        job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / f"{name}.jsonl", "--max-new-tokens", 4)
+        ran = cli(*job, "--metrics", tmp_path / f"{name}.prom", "--metrics-label", 'team=a "b"\\c', "--quiet")
+        assert ran.code == 0, ran.err
+        text = (tmp_path / f"{name}.prom").read_text()
+        for sample in samples(text):
+            assert SAMPLE.fullmatch(sample)
+            assert f'job="{tmp_path}/{name}.jsonl",model="{MODEL}",team="a \\"b\\"\\\\c"' in sample
+        found.append({line.rsplit(" ", 1)[0] for line in samples(text)})
+        found.append({line for line in text.splitlines() if line.startswith("# ") and "speedup" not in line})
+    assert not found[0] & found[2]
+    assert found[1] == found[3]  # help and types are the same in both
+
+
+def test_labels_are_checked_and_those_given_win() -> None:
+    assert labels_of(["job=nightly", "a=b=c"], "out", "m") == {"job": "nightly", "model": "m", "a": "b=c"}
+    for pairs in (["a"], ["=b"], ["1a=b"], ["__a=b"], ["a-b=c"], ["ä=b"], ["a\n=b"], ["source=x"], ["a=1", "a=2"]):
+        with pytest.raises(UsageError, match="--metrics-label"):
+            labels_of(pairs, "out", "m")
+
+
+def test_any_text_can_be_a_label() -> None:
+    totals = JobTotals()
+    totals.accepted_by_source['trie:"\udcff\\\n'] = 1
+    text = metrics_text(totals, {}, {"job": 'a"\n\\', "model": "\udcff"})
+    assert text.encode()
+    assert all(SAMPLE.fullmatch(line) for line in samples(text))
+    assert sum(r'source="trie:\"?\\\n"' in line for line in samples(text)) == 1
+
+
+def test_labels_without_metrics_are_refused(cli: Cli, tmp_path: Path) -> None:
+    job = ("generate", "--model", MODEL, "--input", "in.jsonl", "-o", tmp_path / "out.jsonl")
+    cli.fails(2, *job, "--metrics-label", "a=b", saying=["--metrics-label", "--metrics FILE"])

@@ -1,26 +1,21 @@
 """A job that is killed, stopped, cut or refused: nothing is lost, nothing is done twice, and nothing else is touched."""
 
-from __future__ import annotations
-
 import json
-import random
+import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lookahead.errors import LookaheadError
 from lookahead.job.manifest import began
 from lookahead.job.pairs import settings_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, PROMPTS, job_process, questions, rows_of, steady
-
-KILLS = (signal.SIGKILL, signal.SIGTERM)  # tests/deep/test_killed_jobs.py does it a hundred times
-ROWS = 40
 
 
 class Job:
@@ -63,41 +58,12 @@ def job(cli: Cli, tmp_path: Path) -> Job:
 
 
 # ---- killed and stopped
-
-
 def wait_for_rows(path: Path, count: int) -> None:
     for _ in range(3000):
         if path.exists() and path.read_bytes().count(b"\n") >= count:
             return
         time.sleep(0.02)
     raise AssertionError(f"no {count} rows in {path}")
-
-
-@pytest.mark.deep
-def test_job_killed_again_and_again_says_what_an_uninterrupted_one_says(cli: Cli, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", questions(ROWS))
-    options = ("--input", source, "--max-new-tokens", 24, "--token-ids", "--quiet")
-    ended = cli("generate", "--model", MODEL, *options, "-o", tmp_path / "whole.jsonl")
-    assert ended.code == 0, ended.err
-    duration = json.loads((tmp_path / "whole.jsonl.manifest.json").read_text())["counts"]["seconds"]
-    out = tmp_path / "out.jsonl"
-    draw = random.Random(1)
-    for number in KILLS:
-        held = out.read_bytes().count(b"\n") if out.exists() else 0
-        with job_process(*options, "-o", out, "--resume") as child:
-            if held < ROWS:
-                wait_for_rows(out, held + 1)
-            time.sleep(draw.uniform(0, 1.6 * duration / len(KILLS)))
-            child.send_signal(number)
-            child.communicate()
-            assert child.returncode in (-number, 128 + number, 0)
-    with job_process(*options, "-o", out, "--resume") as child:
-        _, err = child.communicate()
-    assert child.returncode == 0, err
-    assert steady(out) == steady(tmp_path / "whole.jsonl")
-    counts = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["counts"]
-    whole = json.loads((tmp_path / "whole.jsonl.manifest.json").read_text())["counts"]
-    assert [counts[name] for name in ("rows", "errors", "tokens")] == [whole[name] for name in ("rows", "errors", "tokens")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])
@@ -131,25 +97,7 @@ def test_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     assert child.returncode in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-@pytest.mark.deep
-def test_full_disk_is_named_and_the_job_goes_on_when_there_is_room(cli: Cli, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", questions(40))
-    out = tmp_path / "out.jsonl"
-    options = ("--input", source, "-o", out, "--max-new-tokens", 8, "--quiet", "--resume")
-
-    with job_process(*options, limits={"RLIMIT_FSIZE": 6000}) as child:
-        _, err = child.communicate()
-    assert child.returncode == 1
-    assert "write failed (File too large)" in err
-    assert "with --resume" in err
-    assert "Traceback" not in err
-    assert cli("generate", "--model", MODEL, *options).code == 0
-    assert [row["id"] for row in rows_of(out)] == [f"q{number}" for number in range(40)]
-
-
 # ---- going on
-
-
 def test_resume_starts_where_nothing_is_and_does_nothing_where_all_is_done(job: Job) -> None:
     assert job("--resume") == 0
     first = job.out.read_bytes()
@@ -160,39 +108,43 @@ def test_resume_starts_where_nothing_is_and_does_nothing_where_all_is_done(job: 
     assert len(job.manifest["runs"]) == 2
 
 
-@pytest.mark.parametrize("order", ["input", "completion"])
-@pytest.mark.parametrize("torn", [b'{"id": "q3", "te', *deep([b"", b"\x00\x00\x00"])])
-def test_torn_last_line_is_taken_off_and_its_row_answered(job: Job, torn: bytes, order: str) -> None:
+ODD_ENTRIES = [{"input": 1e308}, {"input": "zz"}, {"row": "0"}, {"row": 1 << 63}, {"output": None}, {"tokens": "x"}]
+ODD_ENTRIES += [{"seconds": 1e400}, {"accepted_by_source": [1]}, {"error": None}]
+
+
+def write_odd_entries(job: Job) -> None:
+    entries = list(map(json.loads, job.journal.read_text().splitlines()))
+    odd = [entry | change for entry, change in zip(entries[1:], ODD_ENTRIES, strict=True)]
+    job.journal.write_text("".join(json.dumps(each) + "\n" for each in (entries[0], *odd)))
+
+
+DAMAGES: dict[str, Callable[[Job], object]] = {
+    "last line torn": lambda job: job.keep(3, torn=b'{"id": "q3", "te'),
+    "rows missing": lambda job: job.keep(3),
+    "zeros at the end": lambda job: job.keep(3, torn=bytes(3)),
+    "rows out of order": lambda job: job.out.write_bytes(b"".join(job.out.read_bytes().splitlines(keepends=True)[:5:4])),
+    "journal cut short": lambda job: os.truncate(job.journal, job.journal.stat().st_size // 2),
+    "lines of the journal that no job writes": write_odd_entries,
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "order"),
+    [*((damage, "input") for damage in DAMAGES), ("last line torn", "completion"), ("journal cut short", "completion")],
+)
+def test_damage_that_a_kill_leaves_costs_its_rows_only(cli: Cli, tmp_path: Path, damage: str, order: str) -> None:
+    job = Job(cli, tmp_path, list(questions(10)))
     job("--token-ids", "--order", order)
     whole = steady(job.out)
-    job.keep(3, torn=torn)
+    DAMAGES[damage](job)
     assert job("--token-ids", "--order", order, "--resume") == 0
-    assert sorted(steady(job.out), key=lambda row: row["id"]) == sorted(whole, key=lambda row: row["id"])
     if order == "input":
         assert steady(job.out) == whole
+    assert sorted(steady(job.out), key=lambda row: row["id"]) == sorted(whole, key=lambda row: row["id"])
+    assert cli("report", job.out, "--json").json["rows"] == 10
 
 
-def test_journal_that_was_cut_short_costs_its_rows_only(job: Job) -> None:
-    job()
-    whole = steady(job.out)
-    journal = job.journal.read_bytes()
-    job.journal.write_bytes(journal[: len(journal) // 2])
-    assert job("--resume") == 0
-    assert steady(job.out) == whole
-
-
-def test_rows_that_a_stopped_job_wrote_out_of_order_end_in_order(job: Job) -> None:
-    job()
-    whole = steady(job.out)
-    lines = job.out.read_bytes().splitlines(keepends=True)
-    job.out.write_bytes(lines[0] + lines[4])
-    assert job("--resume") == 0
-    assert steady(job.out) == whole
-
-
-def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works(job, monkeypatch) -> None:
     from lookahead.backends.cpu.program import Program
     from lookahead.job import engines
 
@@ -254,8 +206,6 @@ def test_learned_trie_of_a_job_in_pieces_holds_each_answer_once(job: Job) -> Non
 
 
 # ---- refused, with nothing touched
-
-
 def test_existing_output_needs_resume_or_overwrite(job: Job) -> None:
     job.out.write_text("precious")
     job.fails(2, saying=["out.jsonl: exists", "--resume", "--overwrite"])
@@ -267,8 +217,6 @@ def test_existing_output_needs_resume_or_overwrite(job: Job) -> None:
 
 
 def test_job_with_other_options_or_another_model_is_refused_naming_them(job: Job) -> None:
-    import shutil
-
     job()
     job.keep(2)
     job.fails(
@@ -306,24 +254,7 @@ def test_output_that_was_edited_is_refused_naming_the_line(job: Job) -> None:
     job.fails(1, "--resume", saying=["no row of it is in out.jsonl.journal"])
 
 
-def test_two_processes_cannot_write_one_output(job: Job) -> None:
-    from lookahead.job.journal import Done, Journal, read_done
-    from lookahead.job.lock import JobFiles, OutputLock
-    from lookahead.job.manifest import read_manifest
-
-    job()
-    job.keep(2)
-    files, manifest = JobFiles(job.out), read_manifest(job.manifest_file)
-    with OutputLock(files, resume=True) as lock, Journal(lock, read_done(files), manifest):
-        job.fails(1, "--resume", "--quiet", saying=["another process is writing it"])
-        job.fails(1, "--overwrite", "--quiet", saying=["another process is writing it"])
-    with OutputLock(files, resume=True) as lock, pytest.raises(LookaheadError, match="has written it meanwhile"):
-        Journal(lock, Done(), manifest)
-
-
 # ---- rows that failed
-
-
 def test_bad_rows_stay_and_faults_of_the_run_are_tried_again(cli: Cli, tmp_path: Path) -> None:
     rows = [
         *questions(2),
@@ -354,8 +285,6 @@ def test_bad_rows_stay_and_faults_of_the_run_are_tried_again(cli: Cli, tmp_path:
 
 
 # ---- chat templates that write the time
-
-
 def test_chat_template_writes_one_time_in_all_rows_of_a_job_resumed_or_replayed(cli: Cli, tmp_path: Path) -> None:
     model, rows = tmp_path / "model", [{"messages": [{"role": "user", "content": "How many?"}]}] * 6
     shutil.copytree(MODEL, model)
@@ -380,23 +309,6 @@ def test_job_resumed_in_another_time_zone_writes_the_time_of_the_first() -> None
 
 
 # ---- files that were edited
-
-
-ODD_ENTRIES = [{"input": 1e308}, {"input": "zz"}, {"row": "0"}, {"row": 1 << 63}, {"output": None}, {"tokens": "x"}]
-ODD_ENTRIES += [{"seconds": 1e400}, {"accepted_by_source": [1]}, {"error": None}]
-
-
-@pytest.mark.parametrize("odd", ODD_ENTRIES)
-def test_line_of_the_journal_that_the_job_has_not_written_counts_as_missing(job: Job, odd: dict[str, Any]) -> None:
-    assert job("--quiet") == 0
-    whole = steady(job.out)
-    entries = list(map(json.loads, job.journal.read_text().splitlines()))
-    job.journal.write_text("".join(json.dumps(each) + "\n" for each in (*entries[:-1], entries[-1] | odd)))
-    assert job("--quiet", "--resume") == 0  # the last row is answered again
-    assert steady(job.out) == whole
-    assert job.cli("report", job.out, "--json").json["rows"] == 6
-
-
 @pytest.mark.parametrize(
     "odd", [{"runs": []}, {"runs": [{}]}, {"runs": [{"began": "x"}]}, {"answering": 1}, {"model_files": [1]}]
 )

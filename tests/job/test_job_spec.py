@@ -1,7 +1,5 @@
 """A job is a value: its options, what they declare, and the front door that runs it from Python as from the command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -46,8 +44,6 @@ def another(name: str) -> Any:
 
 
 # ---- declarations ----
-
-
 def test_an_option_that_does_not_say_whether_it_changes_answers_is_refused() -> None:
     @dataclasses.dataclass(frozen=True)
     class Undeclared(OptionGroup):
@@ -77,8 +73,6 @@ def test_what_two_runs_of_a_job_must_agree_in_follows_from_the_declarations(name
 
 
 # ---- values ----
-
-
 def test_options_by_name_make_a_job_and_a_job_gives_them_back() -> None:
     spec = JobSpec.of(model=Path("m"), input="a.jsonl", trie=["x.trie", Path("y.trie")], temperature=1, batch_size=4)
     assert (spec.model.model, spec.io.input, spec.sampling.temperature) == ("m", ("a.jsonl",), 1.0)
@@ -106,8 +100,6 @@ def test_a_value_that_no_option_can_mean_is_refused(options: dict[str, Any], mes
 
 
 # ---- the front door ----
-
-
 def test_job_from_python_writes_what_the_command_writes(cli: Cli, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, token_ids=True)
     report = run_job(spec)
@@ -182,8 +174,6 @@ def test_job_of_python_with_nobody_to_show_steps_to_is_refused(tmp_path: Path) -
 
 
 # ---- manifests of earlier versions ----
-
-
 def earlier(folder: Path, **changes: Any) -> None:
     """The manifest as a version wrote it that had fewer options. changes: of what the job was begun with."""
     path = folder / "out.jsonl.manifest.json"
@@ -206,8 +196,6 @@ def test_job_of_an_earlier_version_is_resumed_or_refused_in_one_line(cli: Cli, t
 
 
 # ---- an explicit default is a value like any other ----
-
-
 @pytest.mark.parametrize(
     ("line", "saying"),
     [

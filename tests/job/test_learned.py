@@ -1,7 +1,5 @@
 """Answers that jobs keep as a trie: each once, whatever other jobs do to the trie, and wherever a process is killed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,9 +66,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
 @pytest.mark.parametrize("moment", ["before the trie is written", "after it is written"])
-def test_answers_are_in_the_trie_once_wherever_the_process_is_killed(
-    job: Job, monkeypatch: pytest.MonkeyPatch, exists: bool, moment: str
-) -> None:
+def test_answers_are_in_the_trie_once_wherever_the_process_is_killed(job, monkeypatch, exists, moment) -> None:
     """Twice in a row, and the same answers were there before from another job."""
     before = ANSWERS if exists else []
     if exists:

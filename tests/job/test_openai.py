@@ -1,7 +1,5 @@
 """OpenAI batch lines: answered as asked and as OpenAI's own client reads them, or an error row that names the key."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from pathlib import Path
@@ -18,7 +16,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.job.journal import Ended
 from lookahead.job.params import Request
 from lookahead.job.prompt import prompts_of
-from lookahead.job.rows import parse_row, read_requests
+from lookahead.job.rows import parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
@@ -79,8 +77,6 @@ def error_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---- answers
-
-
 def test_answers_are_what_openais_client_reads(job: Any) -> None:
     rows = [
         line({**CHAT, "n": 2, "temperature": 1.0, "logprobs": True, "top_logprobs": 2}, "chat"),
@@ -308,11 +304,7 @@ SCALARS = st.one_of(
     st.sampled_from(["text", "json_object", "user", "\0", "\ud800", "none"]),
 )
 NAMES = st.sampled_from(["role", "content", "type", "text", "schema", "5"]) | st.text(max_size=4)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner),
-    max_leaves=12,
-)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner), max_leaves=12)
 PARTS = st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": VALUES})
 MESSAGES = st.lists(
     st.fixed_dictionaries(
@@ -358,14 +350,6 @@ def test_every_row_is_a_request_or_has_a_problem(row: dict[str, Any]) -> None:
 
         Sampling(**request.sampling)  # what was accepted can be asked for
         assert (request.n or 1) <= limits.SAMPLES
-
-
-def test_row_nested_too_deeply_is_an_error_row(tmp_path: Path) -> None:
-    deep = '{"prompt": "a", "params": {"json_schema": ' + '{"a":' * 2000 + "1" + "}" * 2000 + "}}"
-    (tmp_path / "in.jsonl").write_text(deep + "\n" + json.dumps({"prompt": "b"}) + "\n")
-    first, second = read_requests(str(tmp_path / "in.jsonl"))
-    assert first.problem
-    assert second.problem == ""
 
 
 def test_prompts_of_a_line_become_ids_each_by_itself(job: Any) -> None:

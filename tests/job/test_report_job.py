@@ -1,7 +1,5 @@
 """lookahead report: what drafts brought to a job, by its journal or its rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """No row takes a job down: what one may ask is bounded, many samples give way to other rows, long prompts cost little."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -145,8 +143,6 @@ def test_rows_that_ask_too_much_are_error_rows_by_line_and_the_others_are_answer
 
 
 # ---- long prompts
-
-
 def test_prompt_far_too_long_is_refused_by_counting_its_beginning(tokenizer: Any) -> None:
     seen: list[int] = []
 
