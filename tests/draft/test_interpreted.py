@@ -1,7 +1,5 @@
 """Kernels that Python runs in place of compiled ones: the same draft trees and ranges, and nothing is compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Beliefs are the untrained ones, so that no test hangs on a training.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,8 +65,6 @@ def matched(row):
 
 
 # ---- limits
-
-
 def test_budget_and_branch_length_are_used_up_where_text_allows_it():
     row = drafter_of().start([1, 2, 3, 4, 5] * 20)
     assert row.draft().draft_tokens == 63
@@ -120,8 +116,6 @@ def test_drafts_are_the_same_in_every_run(make_trie):
 
 
 # ---- whose text is drafted
-
-
 def test_what_is_not_learned_from_is_drafted_from_all_the_same():
     drafter = drafter_of()
     row = drafter.start([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
@@ -220,8 +214,6 @@ def test_weights_that_do_not_fit_the_tries_are_refused(make_trie):
 
 
 # ---- broken matches
-
-
 def test_match_broken_by_one_token_goes_on_behind_it(make_trie):
     row = drafter_of(make_trie([[1, 2, 3, 4, 5, 6, 7]])).start([1, 2, 3])
     row.accept([9])  # instead of 4
@@ -248,8 +240,6 @@ def test_place_of_a_broken_match_is_given_up_when_it_has_missed_four_times(make_
 
 
 # ---- rows
-
-
 def start_rows(drafter, count):
     rows = []
     for number in range(count):
@@ -348,8 +338,6 @@ def test_row_is_used_again_and_knows_nothing_of_the_request_before():
 
 
 # ---- long texts
-
-
 def test_long_prompt_is_copied_from_its_newest_place_of_the_longest_match():
     text = np.random.default_rng(0).integers(0, 50, 3000).tolist()
     row = drafter_of(strategy="single").start([*text, *text[1000:1012]])
@@ -373,8 +361,6 @@ def test_text_that_outgrows_its_arrays_is_drafted_as_one_that_had_room_from_the_
 
 
 # ---- what a job leaves behind
-
-
 def test_forgetting_makes_a_drafter_as_new(make_trie):
     drafter = drafter_of(make_trie([copied_text(7, 200)], 20))
 

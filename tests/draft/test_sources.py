@@ -1,7 +1,5 @@
 """Draft sources of a user's own: whatever they do, the tokens are those of plain greedy decoding, and good ones save steps."""
 
-from __future__ import annotations
-
 import logging
 import textwrap
 import time
@@ -135,12 +133,7 @@ def edl(generations: Any) -> float:
     return tokens / steps
 
 
-WAYS: list[dict[str, Any]] = [
-    {},
-    {"adaptive": True},
-    {"strategy": "single"},
-    {"strategy": "parallel", "decoding_length": 7},
-]
+WAYS: list[dict[str, Any]] = [{}, {"adaptive": True}, {"strategy": "single"}, {"strategy": "parallel", "decoding_length": 7}]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +145,7 @@ WAYS: list[dict[str, Any]] = [
         *deep((kind, way) for kind in SOURCES if kind != "rather good" for way in WAYS if way != WAYS[1]),
     ],
 )
-def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(
-    target: TargetModel, answers: Answers, kind: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(target, answers, kind, options, caplog) -> None:
     for batch_size in (1, 4):
         source = Source(answers, SOURCES[kind])
         done = run(target, answers, source, batch_size, **options)
@@ -166,9 +157,7 @@ def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(
 
 
 @pytest.mark.parametrize("kind", some_deep(NONSENSE, list(NONSENSE)[::2]))
-def test_source_that_fails_is_disabled_with_one_warning_and_changes_nothing(
-    target: TargetModel, answers: Answers, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_source_that_fails_is_disabled_with_one_warning_and_changes_nothing(target, answers, kind, caplog) -> None:
     for batch_size in (1, 4):
         caplog.clear()
         source = Source(answers, NONSENSE[kind])
@@ -180,9 +169,7 @@ def test_source_that_fails_is_disabled_with_one_warning_and_changes_nothing(
         assert not any(generation.accepted_by_source["mine"] for generation in done)
 
 
-def test_observe_that_raises_disables_the_source_too(
-    target: TargetModel, answers: Answers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_observe_that_raises_disables_the_source_too(target, answers, caplog) -> None:
     source = Source(answers, perfect)
     source.observe = raising  # type: ignore[method-assign, assignment]
     run(target, answers, source)
@@ -192,9 +179,7 @@ def test_observe_that_raises_disables_the_source_too(
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("strategy", ["hierarchical", "parallel", "single"])
-def test_perfect_source_raises_the_edl_and_is_credited(
-    target: TargetModel, answers: Answers, batch_size: int, strategy: str
-) -> None:
+def test_perfect_source_raises_the_edl_and_is_credited(target, answers, batch_size, strategy) -> None:
     without = run(target, answers, Source(answers, SOURCES["none"]), batch_size, strategy=strategy)
     done = run(target, answers, Source(answers, perfect), batch_size, strategy=strategy)
     assert edl(done) > 2 * edl(without)
