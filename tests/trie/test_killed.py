@@ -1,7 +1,5 @@
 """kill -9 at any moment leaves the old file or the new one, and the next run leaves no temporary."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
@@ -56,9 +54,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kills", [2, *deep([50])])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_killed_command_leaves_the_old_file_or_the_new_one_whole(
-    command: str, kills: int, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_command_leaves_the_old_file_or_the_new_one_whole(command, kills, before, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     shutil.copytree(before, tmp_path / "whole")
     began = time.perf_counter()
