@@ -1,7 +1,5 @@
 """Shared fixtures: tries from token ids, tiny models with random weights, a tiny tokenizer, the device."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,6 +14,7 @@ from lookahead.forward.memory import untidied
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
+from lookahead_cli import render
 from tests import architectures
 from tests.support import loading
 from tests.support.cli import Cli
@@ -70,9 +69,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cost profiles of this user's own do not count."""
+    """Cost profiles of this user's own do not count, and no line says that something takes long on a loaded machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKAHEAD_CACHE", str(tmp_path_factory.mktemp("profiles")))
+        patch.setattr(render.patiently, "__defaults__", (3600.0,))
         yield
 
 

@@ -1,7 +1,5 @@
 """generate, as typed: rows in, rows out, and everything that can be wrong with them. Runs on the shipped demo model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -15,10 +13,10 @@ from lookahead.trie.file import Trie
 from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL
+from tests.support.jobs import PROMPTS as QUESTIONS
 
-MODEL = samples_folder() / "demo-model"
-PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()[:3]]
-
+PROMPTS = QUESTIONS[:3]
 FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same drafts in every run, whatever forwards cost
 
 
@@ -135,9 +133,7 @@ def test_weight_of_a_trie_moves_credit_to_it(cli: Cli, trie: Path, other_trie: P
     assert texts[0] == texts[1]
 
 
-def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(
-    cli: Cli, trie: Path, other_trie: Path, tmp_path: Path
-) -> None:
+def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(cli, trie, other_trie, tmp_path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie-weight")
     cli.fails(2, *job, "faq=2", "--trie", trie, "--trie", other_trie, saying=['"faq"', "known: answers, few"])
@@ -183,13 +179,6 @@ def test_every_row_form_gives_the_same_answer(cli: Cli, tmp_path: Path) -> None:
     assert [row.get("id") for row in out[:4]] == [1, 2, 3, 4]
 
 
-def test_chat_option_wraps_a_prompt_in_the_template(cli: Cli, tmp_path: Path) -> None:
-    question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
-    _, chat = generate(cli, [{"prompt": question}], tmp_path, "--chat", "--max-new-tokens", 12)
-    _, whole = generate(cli, [{"prompt": PROMPTS[0]}], tmp_path, "--max-new-tokens", 12)
-    assert chat[0]["text"] == whole[0]["text"]
-
-
 @pytest.mark.deep
 def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_path: Path) -> None:
     rows = [{"prompt": p} for p in PROMPTS]
@@ -217,16 +206,6 @@ def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cl
     cli.fails(2, *job[:-1], "--source-name", "day 2", saying=["--source-name", "--save-trie"])
     cli.fails(1, *job, tmp_path / "ids.trie", saying=["ids.trie", "differs"])
     cli.fails(1, *job, write_jsonl(tmp_path / "other", rows), saying=["not a trie file"])
-
-
-def test_summary_json_adds_up_the_rows(cli: Cli, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
-    out = tmp_path / "out.jsonl"
-    value = cli("generate", "--model", MODEL, "--input", source, "-o", out, "--json", "--max-new-tokens", 8).json
-    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert value["rows"] == 2
-    assert value["tokens"] == sum(r["completion_tokens"] for r in rows)
-    assert value["steps"] == sum(r["steps"] for r in rows)
 
 
 def test_without_a_model_it_says_how_to_name_one_and_mentions_the_demo(cli: Cli, tmp_path: Path) -> None:
@@ -314,8 +293,6 @@ def test_full_disk_is_named_with_the_rows_written(cli: Cli, tmp_path: Path) -> N
 
 
 # ---- batches and sampling
-
-
 def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli: Cli, tmp_path: Path) -> None:
     rows = [{"id": f"q{n}", "prompt": p} for n, p in enumerate(PROMPTS)]
     wish = ("--temperature", 0.9, "--top-p", 0.95, "--seed", 7, "--max-new-tokens", 24)
@@ -369,9 +346,7 @@ def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli: Cli, tmp_pa
     assert [row["id"] for row in generate(cli, rows, tmp_path, *options, "--order", "completion")[1]][-1] == 0
 
 
-def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(cli, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 12, "--strategy", "hierarchical")

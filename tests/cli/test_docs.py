@@ -1,7 +1,5 @@
 """Every command has help with an example, and a page of docs/ shows it; its blocks are executed in tests/docs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """--log-file and --verbose: what is appended, what stands on stderr, what is refused."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 import re
@@ -51,17 +49,10 @@ def test_log_of_a_job_has_what_stderr_shows_with_time_stamps(cli: Cli, tmp_path:
     assert ("INFO", "rows: 5 (1 failed)") in again[len(found) :]
 
 
-def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(cli, tmp_path, monkeypatch) -> None:
     load_each_time(monkeypatch)
     shown = cli(*job(tmp_path, "--verbose", "--log-file", tmp_path / "job.log"))
-    for text in (
-        "verified in mode packed",
-        "costs of forwards: measured",
-        "batch size 8",
-        " steps: draft ",
-    ):
+    for text in ("verified in mode packed", "costs of forwards: measured", "batch size 8", " steps: draft "):
         assert text in shown.err
         assert any(text in line for _, line in lines_of(tmp_path / "job.log"))
     quiet = cli(*job(tmp_path, "--overwrite"))
@@ -117,9 +108,7 @@ def test_refused_command_line_leaves_no_log_and_a_failed_one_its_error(cli: Cli,
     assert (level, f"error: {text}") == ("ERROR", error)
 
 
-def test_warnings_of_the_package_stand_on_stderr_and_in_the_log_and_with_effects_in_neither(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_of_the_package_stand_on_stderr_and_in_the_log_and_with_effects_in_neither(tmp_path, capsys) -> None:
     log = tmp_path / "a.log"
     with logs.lines("lookahead test"):
         logs.open_file(str(log))

@@ -1,7 +1,5 @@
 """Which model is loaded and how it samples, as typed: adapters, tokenizers, code of its own, revisions, --sampling model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -80,8 +78,6 @@ def answers(cli: Cli, folder: Path, rows: list[Any], *options: object) -> tuple[
 
 
 # ---- adapters
-
-
 @pytest.mark.parametrize("saved", [None, LoraConfig(r=2, target_modules=["o_proj"], modules_to_save=["lm_head"])])
 def test_adapter_gives_the_tokens_of_the_merged_model(base: Path, tmp_path: Path, saved: Any) -> None:
     adapter = adapter_of(tmp_path / "a", tiny_model("llama"), saved)
@@ -183,8 +179,6 @@ def test_missing_peft_is_said_with_what_to_install(base: Path, adapter: Path, mo
 
 
 # ---- code of its own, revisions, tokenizers
-
-
 @pytest.fixture
 def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a model that transformers does not know: a Llama that says everything twice as loud."""
@@ -267,11 +261,7 @@ def test_model_without_a_tokenizer_answers_with_that_of_another_folder(cli: Cli,
 
 
 # ---- sampling
-
-
-def test_sampling_that_the_model_asks_for_is_said_once_and_done_when_asked(
-    cli: Cli, base: Path, configured: Any, tmp_path: Path
-) -> None:
+def test_sampling_that_the_model_asks_for_is_said_once_and_done_when_asked(cli, base, configured, tmp_path) -> None:
     model = configured(do_sample=True, temperature=1.5, top_p=0.9, num_beams=4)
     greedy, plain_err = answers(cli, tmp_path, ROWS, "--model", base)
     assert plain_err == ""
@@ -372,23 +362,6 @@ def test_flag_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, typ
 def test_lists_are_read_from_the_line_and_from_yaml() -> None:
     assert token_id_lists(["17,4", "[5, 6]", "8"]) == ((17, 4), (5, 6), (8,))
     assert biases(["17=-5", "4=1e2"]) == {17: -5.0, 4: 100.0}
-
-
-def test_job_of_a_version_without_these_options_is_gone_on_with(cli: Cli, base: Path, tmp_path: Path) -> None:
-    said, _ = answers(cli, tmp_path, ROWS, "--model", base)
-    path = tmp_path / "out.jsonl.manifest.json"
-    manifest = json.loads(path.read_text())
-    new = ("revision", "adapter", "tokenizer", "trust_remote_code", "sampling", "typical_p", "frequency_penalty", "logit_bias")
-    for name in (*new, "presence_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop_token_ids", "bad_words"):
-        del manifest["answering"][name]
-    assert manifest["answering"]["temperature"] == 0.0
-    path.write_text(json.dumps(manifest))
-    job = ("generate", "--input", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", "--token-ids", "--max-new-tokens", 12)
-    assert cli(*job, "--model", base, "--resume").code == 0
-    cli.fails(
-        2, *job, "--model", base, "--resume", "--sampling", "model", saying=["--sampling greedy then, --sampling model now"]
-    )
-    assert [row["token_ids"] for row in rows_of(tmp_path / "out.jsonl")] == said
 
 
 @needs_halves

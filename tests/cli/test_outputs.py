@@ -1,11 +1,9 @@
 """What a command may write: never what it reads, never a file of another kind without being told, and only where it can."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,9 +93,7 @@ IDS = "--vocab-size 10"
         (GENERATE + "--save-trie model/model.safetensors", "--save-trie model/model.safetensors", "--model"),
     ],
 )  # fmt: skip
-def test_output_that_is_an_input_is_refused_by_whatever_path_it_is_named(
-    cli: Cli, here: Path, line: str, option: str, reader: str
-) -> None:
+def test_output_that_is_an_input_is_refused_by_whatever_path_it_is_named(cli, here, line, option, reader) -> None:
     cli.fails(2, *line.split(), saying=[option, f"is read by {reader}", "Choose another file"])
 
 
@@ -226,9 +222,7 @@ UNWRITABLE = Path("/proc/self/task")  # a folder that takes no new file, from ro
         ("generate --model model --input prompts.jsonl -o o.jsonl --save-trie", "--save-trie"),
     ],
 )
-def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(
-    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, line: str, option: str
-) -> None:
+def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(cli, here, monkeypatch, line, option) -> None:
     refuse_to_load(monkeypatch)
     cli.fails(1, *line.split(), UNWRITABLE / "x", saying=[f"{option} {UNWRITABLE / 'x'}: cannot write here"])
     cli.fails(1, *line.split(), here / "no" / "x", saying=[f"{option} {here / 'no' / 'x'}: its folder does not exist"])
@@ -236,9 +230,7 @@ def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-def test_calibrate_needs_a_place_for_the_profile_before_it_measures(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calibrate_needs_a_place_for_the_profile_before_it_measures(cli, tmp_path, monkeypatch) -> None:
     from lookahead.budget.profile import why_not_cached
 
     assert why_not_cached() == ""
@@ -299,8 +291,6 @@ def test_immutable_file_is_found_by_trying(tmp_path: Path) -> None:
 
 
 # ---- symbolic links
-
-
 def test_link_is_followed_and_stays(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "target").write_text("old")
@@ -338,15 +328,3 @@ def test_link_to_a_pipe_is_that_pipe() -> None:
     finally:
         os.close(read)
         os.close(write)
-
-
-def test_trie_is_built_through_a_link(cli: Cli, tmp_path: Path) -> None:
-    ids = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2]}])
-    (tmp_path / "store").mkdir()
-    (tmp_path / "current.trie").symlink_to("store/v1.trie")
-    options: Callable[..., int] = lambda *more: cli("build-trie", ids, *more, "--vocab-size", 10, "--json").code  # noqa: E731
-    assert options("-o", tmp_path / "current.trie") == 0
-    assert options("--append", tmp_path / "current.trie") == 0
-    assert cli("merge-tries", tmp_path / "current.trie", "-o", tmp_path / "current.trie", "--json").code == 0
-    assert os.readlink(tmp_path / "current.trie") == "store/v1.trie"
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["v1.trie"]

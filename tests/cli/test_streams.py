@@ -1,7 +1,5 @@
 """stdout and stderr that are not UTF-8, no arguments, `python -m`, completion in shells."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
