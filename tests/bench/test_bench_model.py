@@ -1,7 +1,5 @@
 """bench on models: batch sizes, what excuses a divergence, logged answers forced on a model. Counts and ratios, never times."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -25,15 +23,14 @@ from lookahead.forward.slots import PackedSlots, Scores
 from lookahead.forward.target import TargetModel
 from lookahead.models.load import random_model
 from lookahead.models.probe import probed
-from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.support.cli import Cli, write_jsonl
 from tests.support.cpu import needs_halves
 from tests.support.depth import deep
 from tests.support.drafts import VOCAB_SIZE
+from tests.support.jobs import MODEL
 
-MODEL = samples_folder() / "demo-model"
-PROMPTS = samples_folder() / "prompts.jsonl"
+PROMPTS = MODEL.parent / "prompts.jsonl"
 OPTIONS = [DraftOptions(decoding_length=8, adaptive=False)]
 OFF = DraftOptions(strategy="off")
 PEERS = ["model.generate", "HF prompt lookup"]
@@ -67,8 +64,6 @@ def answers_of_half(half: Callable[[str], TargetModel]) -> Callable[..., list[li
 
 
 # batch sizes
-
-
 @pytest.mark.parametrize("batch_size", [3, *deep([1])])
 def test_all_contenders_say_the_same_at_every_batch_size(tiny_model: Callable[..., Any], batch_size: int) -> None:
     prompts, done = prompts_of(14), []
@@ -131,18 +126,10 @@ def test_batch_sizes_that_are_none_are_refused(cli: Cli, sizes: str) -> None:
     cli.fails(2, "bench", "--model", MODEL, "--input", PROMPTS, f"--batch-size={sizes}", saying=["--batch-size", "1,4,8"])
 
 
-def test_batch_size_is_not_for_a_replay_without_a_model(cli: Cli, pairs: Path) -> None:
-    cli.fails(2, "bench", "--replay", pairs, "--batch-size", 2, saying=["--replay runs no model", "--batch-size"])
-
-
 # divergences
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("architecture", ["llama", *deep(["gemma3", "mixtral"])])
-def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]], architecture: str
-) -> None:
+def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(half, answers_of_half, architecture) -> None:
     plain = answers_of_half(architecture, OFF, 1)
     outputs = {str(size): answers_of_half(architecture, OPTIONS[0], size) for size in (1, 4, 8)}
     found = lossless(half(architecture), prompts_of(16), plain, outputs)
@@ -158,9 +145,7 @@ def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_scores_that_are_perturbed_make_outputs_different(
-    tiny_model: Callable[..., Any], half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_scores_that_are_perturbed_make_outputs_different(tiny_model, half, monkeypatch, dtype) -> None:
     target, prompts = half("llama") if dtype == "bfloat16" else probed(tiny_model("llama")), prompts_of(8)
     plain = answers(target, prompts, OFF, 2)
     right = PackedSlots.forward
@@ -176,9 +161,7 @@ def test_scores_that_are_perturbed_make_outputs_different(
     assert found.different == found.checked == 8
 
 
-def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(
-    half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(half, monkeypatch) -> None:
     target, prompts = half("llama"), prompts_of(8)
     plain = answers(target, prompts, OFF, 2)
     monkeypatch.setattr(SlotCache, "move", lambda *arguments: None)
@@ -186,9 +169,7 @@ def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(
     assert found.different > 0
 
 
-def test_one_wrong_token_behind_a_near_tie_is_found_where_it_stands(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]]
-) -> None:
+def test_one_wrong_token_behind_a_near_tie_is_found_where_it_stands(half, answers_of_half) -> None:
     target, prompts = half("llama"), prompts_of(16)
     plain = answers_of_half("llama", OFF, 1)
     other = answers_of_half("llama", OPTIONS[0], 4)
@@ -200,9 +181,7 @@ def test_one_wrong_token_behind_a_near_tie_is_found_where_it_stands(
     assert (found[0].expected_score or 0) - (found[0].got_score or 0) > (found[0].tolerance or 0)
 
 
-def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]]
-) -> None:
+def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(half, answers_of_half) -> None:
     target, prompts = half("llama"), prompts_of(16)
     plain = answers_of_half("llama", OFF, 1)
     other = answers_of_half("llama", OPTIONS[0], 4)
@@ -226,9 +205,7 @@ def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, tmp_p
     assert value["lossless"] == {"checked": 8, "identical": 8, "near_tie": 0, "different": 0}
 
 
-def test_output_of_an_exact_model_that_differs_is_no_near_tie(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]]
-) -> None:
+def test_output_of_an_exact_model_that_differs_is_no_near_tie(half, answers_of_half) -> None:
     target, prompts = half("llama"), prompts_of(16)
     plain = answers_of_half("llama", OFF, 1)
     outputs = {"batch": answers_of_half("llama", OPTIONS[0], 8)}
@@ -253,8 +230,6 @@ def answers(target: TargetModel, prompts: list[list[int]], options: DraftOptions
 
 
 # logged answers on a model
-
-
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
     """Ten logged answers that repeat each other and their prompts."""
@@ -271,9 +246,7 @@ def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_model_does(
-    cli: Cli, pairs: Path, shape: Path
-) -> None:
+def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_model_does(cli, pairs, shape) -> None:
     asked = ("bench", "--replay", pairs, "--strategy", "hierarchical,single", "--decoding-length", "8", "--json")
     value = cli(*asked, "--model", shape, "--random-weights").json
     assert set(value) == OF_A_COMPARISON
@@ -327,9 +300,7 @@ def test_random_model_is_the_same_each_time_and_leaves_the_random_stream_alone(s
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_scores_are_computed_and_waited_for_where_answers_are_given(
-    tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_computed_and_waited_for_where_answers_are_given(tiny_model, monkeypatch) -> None:
     asked = []  # nodes scored, each time that the best token behind one is looked for
     best, accept = Scores.best, StepBatch.accept
 
@@ -350,9 +321,7 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
 
 @pytest.mark.parametrize("architecture", ["gpt_neo", "gpt2"])
 @pytest.mark.parametrize("batch_size", [3, *deep([1])])
-def test_answers_are_forced_on_models_of_other_modes(
-    tiny_model: Callable[..., Any], architecture: str, batch_size: int
-) -> None:
+def test_answers_are_forced_on_models_of_other_modes(tiny_model, architecture, batch_size) -> None:
     found = forced(probed(tiny_model(architecture)), batch_size)
     assert found.runs[1].steps < found.runs[0].steps
 
@@ -368,9 +337,7 @@ def forced(target: TargetModel, batch_size: int) -> Comparison:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo"])])
-def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
-    tiny_model: Callable[..., Any], architecture: str
-) -> None:
+def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(tiny_model, architecture) -> None:
     target, prompts = probed(tiny_model(architecture)), [ids * 2 for ids in prompts_of(8)]
     options = [dataclasses.replace(option, recycle=False) for option in OPTIONS]  # of given answers nothing is recycled
     free = compare(target, prompts, [], options, max_new_tokens=24, check_lossless=False)

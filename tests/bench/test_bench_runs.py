@@ -1,7 +1,5 @@
 """What bench says of a run: spread, repeats, where the time went, how deep drafts were accepted. Sweeps and the report."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools
@@ -27,12 +25,12 @@ from lookahead.draft.tree import DraftTree
 from lookahead.forward import memory
 from lookahead.models.probe import probed
 from lookahead_cli.comparison import page_of
-from lookahead_cli.demo import samples_folder
 from tests.support.cli import Cli, write_jsonl
 from tests.support.drafts import VOCAB_SIZE
+from tests.support.jobs import MODEL
 from tests.support.loading import without_the_op
 
-MODEL, PROMPTS = samples_folder() / "demo-model", samples_folder() / "prompts.jsonl"
+PROMPTS = MODEL.parent / "prompts.jsonl"
 ON_MODEL = ("bench", "--model", MODEL, "--input", PROMPTS)
 FIXED = DraftOptions(decoding_length=8, adaptive=False)
 OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "got_score", "tolerance", "kind"}
@@ -51,8 +49,6 @@ def compared(tiny_model: Callable[..., Any]) -> Comparison:
 
 
 # turns
-
-
 def turn(tokens: int, seconds: float) -> Turn:
     return Turn([[0] * tokens], seconds, steps=tokens, forwards=tokens)
 
@@ -157,8 +153,6 @@ def test_prompts_are_taken_in_side_by_side(compared: Comparison) -> None:
 
 
 # steps
-
-
 def test_depths_count_steps_that_drafted_so_deep_and_those_accepted_there() -> None:
     log = StepLog()
     for parents, accepted in (([-1, 0, 1, 0], (1,)), ([-1, 0, 1, 2], (1, 2, 3)), ([-1], ()), ([-1, 0, 0], ())):
@@ -222,8 +216,6 @@ def test_lengths_stand_with_every_run(compared: Comparison) -> None:
 
 
 # what is checked
-
-
 def test_outputs_of_the_first_rows_only_are_compared_where_that_is_asked(tiny_model: Callable[..., Any]) -> None:
     found = compare(probed(tiny_model("llama")), prompts_of(5), [], [FIXED], 4, peers=False, lossless_rows=3)
     assert found.lossless is not None
@@ -231,9 +223,7 @@ def test_outputs_of_the_first_rows_only_are_compared_where_that_is_asked(tiny_mo
 
 
 @pytest.mark.parametrize(("asked", "rows"), [((), 64), (("--check-lossless",), 65), (("--no-check-lossless",), 0)])
-def test_first_64_rows_are_checked_unless_all_or_none_are_asked_for(
-    cli: Cli, tmp_path: Path, asked: tuple[str, ...], rows: int
-) -> None:
+def test_first_64_rows_are_checked_unless_all_or_none_are_asked_for(cli, tmp_path, asked, rows) -> None:
     prompts = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"{number} apples"} for number in range(65)])
     few = ("--max-new-tokens", 2, "--strategy", "single", "--no-peers", "--batch-size", 16)
     value = cli("bench", "--model", MODEL, "--input", prompts, *few, *asked, "--json").json
@@ -242,8 +232,6 @@ def test_first_64_rows_are_checked_unless_all_or_none_are_asked_for(
 
 
 # a sweep
-
-
 def test_grid_leaves_out_branch_lengths_that_change_nothing() -> None:
     assert grid([16, 4], [4, 8, 16]) == [(4, 4), (16, 4), (16, 8), (16, 16)]
     assert grid([2, 32, 2], [64]) == [(2, 64), (32, 64)]
@@ -302,8 +290,6 @@ def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli: Cli, tmp_path: Pa
 
 
 # the report
-
-
 class Page(HTMLParser):
     """Tags opened and closed, what they refer to, the words of the page."""
 
@@ -372,9 +358,7 @@ def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
 
 
 @pytest.mark.deep
-def test_near_ties_are_listed_below_the_table_in_the_json_and_in_the_report(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_near_ties_are_listed_below_the_table_in_the_json_and_in_the_report(cli, tmp_path, monkeypatch) -> None:
     without_the_op(monkeypatch)
     asked = ("--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single", "--dtype", "bfloat16", "--no-peers")
     saved, report = tmp_path / "b.json", tmp_path / "r.html"

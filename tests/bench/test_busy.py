@@ -1,7 +1,5 @@
 """A machine on which other processes run is noticed by bench."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

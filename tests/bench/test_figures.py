@@ -1,7 +1,5 @@
 """Figures: kinds of file, what stands at their border, metrics' labels."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from pathlib import Path

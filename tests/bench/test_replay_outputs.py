@@ -1,7 +1,5 @@
 """The tool reads what it has written: replays and tries of the outputs of jobs, ours and OpenAI's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ from lookahead.corpus.answers import answered, asked
 from lookahead.corpus.read import CorpusReport, read_documents
 from lookahead.job.fields import RowFields
 from lookahead.job.pairs import JobSettings, pairs_of, read_log, settings_of
-from lookahead_cli.demo import samples_folder
 from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL
 
-MODEL = samples_folder() / "demo-model"
 TEXT = "the cat sat on the mat"
 
 
@@ -43,8 +40,6 @@ def chat_line(custom_id: str, *texts: Any, finish_reason: str = "stop") -> dict[
 
 
 # ---- pairs of outputs and prompts
-
-
 def test_answers_are_joined_with_their_prompts_by_id_and_failed_rows_are_left_out(tmp_path: Path) -> None:
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"id": "b", "prompt_ids": [3, 4]}, {"prompt_ids": [1, 2]}, {"bad": 1}])
     out = write_jsonl(tmp_path / "out.jsonl", [said(2, [5, 6]), failed(3), said("b", [7, 8]), said("gone", [9])])
@@ -174,8 +169,6 @@ def test_prompts_of_another_job_are_refused(cli: Cli, tmp_path: Path) -> None:
 
 
 # ---- replay as a command
-
-
 def test_replay_is_bench_replay_with_the_same_json(cli: Cli, tmp_path: Path) -> None:
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [1, 2, 3], "response_ids": [1, 2, 3, 1, 2, 3]}] * 3)
     other = write_jsonl(tmp_path / "q.jsonl", [{"prompt_ids": [1, 2], "response_ids": [4, 1, 2, 4]}] * 2)
@@ -260,8 +253,6 @@ def test_manifest_names_prompts_chat_and_tokenizer(cli: Cli, job: Path) -> None:
 
 
 # ---- tries of outputs
-
-
 def documents(path: Path, tokenizer: Any | None, **options: Any) -> tuple[list[list[int]], CorpusReport]:
     report = CorpusReport()
     return [list(each.token_ids) for each in read_documents([str(path)], tokenizer, report, **options)], report

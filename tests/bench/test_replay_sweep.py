@@ -1,7 +1,5 @@
 """EDL against decoding and branch length from logged answers alone: tables, JSON and figure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
