@@ -22,23 +22,41 @@ from lookahead.errors import UsageError
 from lookahead.job.choose_engine import engine_args
 from lookahead.models.options import ModelOptions
 from lookahead.trie.file import Trie
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of
 
 ROOT = Path(__file__).parents[2]
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("vllm", "sglang")}
 
 
+def asked(command, folder, *options):
+    """The words of a job or a bench of a question."""
+    source = write_jsonl(folder / "in.jsonl", questions(1))
+    out = ("-o", folder / "out.jsonl", "--quiet") if command == "generate" else ()
+    return (command, "--model", MODEL, "--input", source, *out, *options)
+
+
+@pytest.mark.parametrize("command", ["generate", "bench"])
 @pytest.mark.parametrize(
     ("options", "saying"),
     [
         (["--engine", "tgi"], "--engine tgi: choose hf, vllm or sglang"),
         (["--engine-arg", "a=1"], "--engine-arg is of vLLM and SGLang"),
         (["--engine", "vllm", "--engine-arg", "a"], "give NAME=VALUE"),
-        (["--engine", "vllm", "--engine-arg", "a=1", "--engine-arg", "a=2"], "a is given twice"),
         (["--engine", "vllm", "--exact"], "has no --exact"),
-        (["--engine", "vllm", "--workers", 2], "has no --workers: --engine-arg data_parallel_size=N"),
         (["--engine", "vllm", "--quantize", "int8"], "has no --quantize: --engine-arg quantization=NAME"),
+        (["--engine", "sglang", "--device", "cpu"], "has no --device: --engine-arg device=NAME"),
+    ],
+)
+def test_what_an_engine_does_not_have_is_one_error_of_jobs_and_of_bench(command, options, saying, tmp_path, cli):
+    cli.fails(2, *asked(command, tmp_path, *options), saying=[saying])
+
+
+@pytest.mark.parametrize(
+    ("options", "saying"),
+    [
+        (["--engine", "vllm", "--engine-arg", "a=1", "--engine-arg", "a=2"], "a is given twice"),
+        (["--engine", "vllm", "--workers", 2], "has no --workers: --engine-arg data_parallel_size=N"),
         (["--engine", "vllm", "--tp-plan", "auto"], "tensor_parallel_size=N"),
         (["--engine", "vllm", "--typical-p", 0.9], "has no --typical-p"),
         (["--engine", "vllm", "--min-p", 0.1], "vLLM refuses --min-p with drafts"),
@@ -46,28 +64,25 @@ HAS = {name: importlib.util.find_spec(name) is not None for name in ("vllm", "sg
         (["--engine", "vllm", "--sampling", "model"], "has no --sampling model"),
         (["--engine", "vllm", "--strategy", "parallel"], "vLLM verifies single branches"),
         (["--engine", "vllm", "--explain", 1], "has no --explain"),
-        (["--engine", "sglang", "--device", "cpu"], "has no --device: --engine-arg device=NAME"),
         (["--engine", "sglang", "--repetition-penalty", 1.2], "SGLang does not keep to --repetition-penalty with drafts"),
         (["--engine", "sglang", "--strategy", "single"], "SGLang is given one tree of all branches"),
         (["--engine", "sglang", "--bad-words", "a"], "has no --bad-words"),
     ],
 )
-def test_what_an_engine_does_not_have_is_one_error_at_the_start(options, saying, tmp_path, cli) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", questions(1))
-    cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", *options, saying=[saying])
+def test_what_an_engine_does_not_have_is_one_error_at_the_start(options, saying, tmp_path, cli):
+    cli.fails(2, *asked("generate", tmp_path, *options), saying=[saying])
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize("command", ["generate", "bench"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_an_engine_that_is_not_installed_is_named_with_its_package(engine: str, tmp_path: Path, cli: Cli) -> None:
+def test_an_engine_that_is_not_installed_is_named_with_its_package(engine, command, tmp_path, cli):
     if HAS[engine]:
         pytest.skip(f"{engine} is installed")
-    source = write_jsonl(tmp_path / "in.jsonl", questions(1))
-    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--engine", engine, "--quiet")
-    cli.fails(2, *job, saying=[f"pip install 'lookahead[{engine}]'"])
+    cli.fails(2, *asked(command, tmp_path, "--engine", engine), saying=[f"pip install 'lookahead[{engine}]'"])
 
 
-def test_a_dry_run_names_rows_that_the_engine_cannot_answer(tmp_path: Path, cli: Cli) -> None:
+def test_a_dry_run_names_rows_that_the_engine_cannot_answer(tmp_path, cli):
     rows = [{"prompt": "a"}, {"prompt": "b", "params": {"no_repeat_ngram_size": 2}}]
     job = ("generate", "--model", MODEL, "--input", write_jsonl(tmp_path / "in.jsonl", rows), "--dry-run", "--json")
     assert cli(*job).json["bad_rows"] == 0
@@ -76,20 +91,20 @@ def test_a_dry_run_names_rows_that_the_engine_cannot_answer(tmp_path: Path, cli:
     assert "no_repeat_ngram_size is set, and vLLM has none" in found["problems"][0]["message"]
 
 
-def test_a_job_is_not_resumed_on_another_engine(tmp_path: Path, cli: Cli) -> None:
+def test_a_job_is_not_resumed_on_another_engine(tmp_path, cli):
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
     assert cli(*job, "--limit", 1).code == 0
     cli.fails(2, *job, "--resume", "--engine", "vllm", saying=["--engine hf then, --engine vllm now"])
 
 
-def test_engine_arguments_are_json_or_text() -> None:
+def test_engine_arguments_are_json_or_text():
     items = ["max_model_len=512", "quantization=fp8", "enforce-eager=true", "x=False", 'speculative_config={"a": [1]}']
     found = {"max_model_len": 512, "quantization": "fp8", "enforce_eager": True, "x": False, "speculative_config": {"a": [1]}}
     assert engine_args(items) == found
 
 
-def test_arguments_of_vllm_are_those_of_the_job() -> None:
+def test_arguments_of_vllm_are_those_of_the_job():
     settings = VllmSettings(
         ModelOptions("org/model"), ("a.trie",), (2.0,), DraftOptions("single", price=0.1, adaptive=False), 6, batch_size=16,
         engine_args={"speculative_config": {"enable_adaptive_verification": True}, "swap_space": 2},
@@ -118,7 +133,7 @@ def test_arguments_of_vllm_are_those_of_the_job() -> None:
             VllmSettings(ModelOptions("org/model"), engine_args=argument).arguments(on_cpu=True)
 
 
-def test_rows_that_ask_for_what_vllm_cannot_do_are_refused() -> None:
+def test_rows_that_ask_for_what_vllm_cannot_do_are_refused():
     IN_VLLM.check(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
     IN_VLLM.check(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
     for sampling, name in (
@@ -167,7 +182,7 @@ def started(*options: object) -> subprocess.Popen[str]:
         environment["SGLANG_USE_CPU_ENGINE"] = "1"
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests/support/sglang_on_cpu"), *sys.path])
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([str(word) for word in command], env=environment, **pipes)  # type: ignore[call-overload]
+    return subprocess.Popen([str(word) for word in command], env=environment, **pipes)
 
 
 def answered(source: Path, out: Path, *options: object, code: int = 0) -> list[dict[str, Any]]:
@@ -178,9 +193,9 @@ def answered(source: Path, out: Path, *options: object, code: int = 0) -> list[d
 
 
 @installed
-def test_rows_are_those_of_our_own_engine(engine: str, tmp_path: Path, cli: Cli) -> None:
+def test_rows_are_those_of_our_own_engine(engine, tmp_path, cli):
     """Greedy, in float32: ids, texts, reasons; constraints, stop texts, samples, log-probabilities, rows that fail."""
-    rows: list[dict[str, Any]] = [{"id": n, "prompt": prompt} for n, prompt in enumerate(PROMPTS[:24])]
+    rows = [{"id": n, "prompt": prompt} for n, prompt in enumerate(PROMPTS[:24])]
     common = [{"stop": ["="]}, {"choice": [" 3", " 17"]}, {"logprobs": 3, "max_new_tokens": 9}, {"n": 2, "max_new_tokens": 5}]
     for row, params in zip(rows, common + ASKED[engine], strict=False):
         row["params"] = params
@@ -212,7 +227,7 @@ def test_rows_are_those_of_our_own_engine(engine: str, tmp_path: Path, cli: Cli)
 
 
 @installed
-def test_a_job_that_is_killed_is_resumed(engine: str, tmp_path: Path) -> None:
+def test_a_job_that_is_killed_is_resumed(engine, tmp_path):
     source, out, metrics = write_jsonl(tmp_path / "in.jsonl", questions(60)), tmp_path / "out.jsonl", tmp_path / "job.prom"
     common = ("--max-new-tokens", 40, "--token-ids")
     own = answered(source, tmp_path / "own.jsonl", *common)
@@ -228,7 +243,7 @@ def test_a_job_that_is_killed_is_resumed(engine: str, tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text("utf-8"))
     assert (manifest["state"], len(manifest["runs"])) == ("complete", 2)
     assert manifest["runs"][0]["versions"][engine].startswith("0.")
-    by_source: Counter[str] = sum((Counter(row["accepted_by_source"]) for row in rows), Counter())
+    by_source = sum((Counter(row["accepted_by_source"]) for row in rows), Counter())
     assert by_source["output"] > 0
     for name, count in by_source.items():  # of both runs
         (line,) = (each for each in metrics.read_text("utf-8").splitlines() if f'source="{name}"' in each)
@@ -238,7 +253,7 @@ def test_a_job_that_is_killed_is_resumed(engine: str, tmp_path: Path) -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not HAS["vllm"], reason="vLLM is not installed")
-def test_samples_with_drafts_and_a_seed_are_drawn(tmp_path: Path) -> None:
+def test_samples_with_drafts_and_a_seed_are_drawn(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(6))
     options = ("--temperature", 1, "-n", 3, "--max-new-tokens", 12, *OPTIONS["vllm"])
     rows = answered(source, tmp_path / "out.jsonl", *options)
@@ -246,7 +261,7 @@ def test_samples_with_drafts_and_a_seed_are_drawn(tmp_path: Path) -> None:
 
 
 @installed
-def test_arguments_that_an_engine_does_not_know_are_one_line(engine: str, tmp_path: Path) -> None:
+def test_arguments_that_an_engine_does_not_know_are_one_line(engine, tmp_path):
     source, wrong = write_jsonl(tmp_path / "in.jsonl", questions(1)), {"vllm": "max_model_len=-5", "sglang": "page_size=16"}
     for argument, saying in (("nonsense=1", "has no such argument"), (wrong[engine], "does not start")):
         options = OPTIONS[engine] if engine == "sglang" else ("--engine", engine)

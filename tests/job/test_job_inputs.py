@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def generate(cli: Cli, out: Path, *options: object) -> int:
     return cli(*job, *options).code
 
 
-def test_jsonl_its_compressed_forms_parquet_and_stdin_give_the_same_rows(cli, tmp_path, monkeypatch) -> None:
+def test_jsonl_its_compressed_forms_parquet_and_stdin_give_the_same_rows(cli, tmp_path, monkeypatch):
     rows = [*questions(3), {"id": "m", "messages": [{"role": "user", "content": "hello"}], "params": {"max_new_tokens": 2}}]
     source = write_jsonl(tmp_path / "a.jsonl", rows)
     text = source.read_bytes()
@@ -46,10 +45,10 @@ def test_jsonl_its_compressed_forms_parquet_and_stdin_give_the_same_rows(cli, tm
     assert steady(tmp_path / "stdin.jsonl") == steady(tmp_path / "out.jsonl")
 
 
-def test_job_on_stdin_goes_on_when_it_gets_the_same_rows_again(cli, tmp_path, monkeypatch) -> None:
+def test_job_on_stdin_goes_on_when_it_gets_the_same_rows_again(cli, tmp_path, monkeypatch):
     rows, out = list(questions(4)), tmp_path / "out.jsonl"
 
-    def piped(rows: list[Any], *options: object) -> int:
+    def piped(rows, *options):
         text = "".join(json.dumps(row) + "\n" for row in rows).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
         return generate(cli, out, "--input", "-", *options)
@@ -62,7 +61,7 @@ def test_job_on_stdin_goes_on_when_it_gets_the_same_rows_again(cli, tmp_path, mo
     assert steady(out) == whole
 
 
-def test_several_files_and_globs_are_read_in_order_and_ids_name_the_file(cli: Cli, tmp_path: Path) -> None:
+def test_several_files_and_globs_are_read_in_order_and_ids_name_the_file(cli, tmp_path):
     for name, count in (("b", 2), ("a", 1)):
         write_jsonl(tmp_path / f"{name}.jsonl", [{"prompt": p} for p in PROMPTS[:count]])
     write_jsonl(tmp_path / "c.jsonl", [{"id": "x", "prompt": PROMPTS[0]}, {}])
@@ -76,7 +75,7 @@ def test_several_files_and_globs_are_read_in_order_and_ids_name_the_file(cli: Cl
 
 
 @pytest.mark.parametrize("order", ["input", "completion"])
-def test_shards_together_are_the_whole(cli: Cli, tmp_path: Path, order: str) -> None:
+def test_shards_together_are_the_whole(cli, tmp_path, order):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": row["prompt"]} for row in questions(7)])
     sampled = ("--input", source, "--temperature", 1.0, "--order", order)
     generate(cli, tmp_path / "whole.jsonl", *sampled)
@@ -93,7 +92,7 @@ def test_shards_together_are_the_whole(cli: Cli, tmp_path: Path, order: str) -> 
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2"])
-def test_shard_that_is_none_is_refused(text: str) -> None:
+def test_shard_that_is_none_is_refused(text):
     assert Shard.parse("") == Shard()
     with pytest.raises(UsageError, match="give I/N"):
         Shard.parse(text)
@@ -138,7 +137,7 @@ PARAMS: list[tuple[dict[str, Any], str]] = [
 KINDS += [({"prompt": "a", "params": params}, problem) for params, problem in PARAMS]
 
 
-def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_are_answered(cli: Cli, tmp_path: Path) -> None:
+def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_are_answered(cli, tmp_path):
     source = tmp_path / "in.jsonl"
     bad_lines = [kind if isinstance(kind, bytes) else json.dumps(kind).encode() for kind, _ in KINDS]
     source.write_bytes(b"\n" + GOOD + b"\n" + b"".join(bad + b"\n" + GOOD + b"\n" for bad in bad_lines))
@@ -165,7 +164,7 @@ BAD_ELEMENTS = {  # of a JSON array
 
 
 @pytest.mark.parametrize("field", ["prompt", "id", "note", "params"])
-def test_bad_element_of_an_array_is_an_error_row_and_the_job_can_be_resumed(cli: Cli, tmp_path: Path, field: str) -> None:
+def test_bad_element_of_an_array_is_an_error_row_and_the_job_can_be_resumed(cli, tmp_path, field):
     bad = [f'{{"prompt": "a", "{field}": {value}}}' for value in BAD_ELEMENTS]
     bad.append('{"prompt": "a", "params": {"\\udfff": 1}}')
     source, out = tmp_path / "in.json", tmp_path / "out.jsonl"
@@ -188,7 +187,7 @@ def unreadable(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["bytes that are not UTF-8", "years beyond 9999", "unknown time zone"])
-def test_unreadable_values_of_parquet_matter_only_where_the_column_is_needed(cli: Cli, tmp_path: Path, kind: str) -> None:
+def test_unreadable_values_of_parquet_matter_only_where_the_column_is_needed(cli, tmp_path, kind):
     source, out = tmp_path / "in.parquet", tmp_path / "out.jsonl"
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "note": unreadable(kind)}), source)
     assert generate(cli, out, "--input", source) == 0
@@ -204,7 +203,7 @@ def test_unreadable_values_of_parquet_matter_only_where_the_column_is_needed(cli
         assert {row["error"]["type"] for row in rows_of(out)} == {"invalid_row"}
 
 
-def test_line_longer_than_memory_should_hold_is_an_error_row_and_the_next_is_read(cli: Cli, tmp_path: Path) -> None:
+def test_line_longer_than_memory_should_hold_is_an_error_row_and_the_next_is_read(cli, tmp_path):
     source = tmp_path / "in.jsonl"
     with source.open("wb") as file:
         file.write(b'{"prompt": "')
@@ -218,7 +217,7 @@ def test_line_longer_than_memory_should_hold_is_an_error_row_and_the_next_is_rea
 
 
 @pytest.mark.deep
-def test_packed_file_that_was_cut_short_ends_the_job_and_it_goes_on_with_the_whole_one(cli: Cli, tmp_path: Path) -> None:
+def test_packed_file_that_was_cut_short_ends_the_job_and_it_goes_on_with_the_whole_one(cli, tmp_path):
     source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
     rows = [{"id": str(n), "prompt": PROMPTS[n % 200] + str(n) * 50} for n in range(60)]
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -247,7 +246,7 @@ def _without_nulls(value: Any) -> Any:
     return {name: _without_nulls(of) for name, of in value.items() if of is not None} if isinstance(value, dict) else value
 
 
-def test_parquet_output_has_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
+def test_parquet_output_has_the_rows_of_jsonl(cli, tmp_path):
     rows = [*questions(3), {"id": "two", "prompt": PROMPTS[1], "params": {"n": 2, "temperature": 1.0}}]
     options = ("--input", write_jsonl(tmp_path / "in.jsonl", rows), "--token-ids", "--batch-size", 1, "--strategy", "off")
     assert generate(cli, tmp_path / "out.jsonl", *options) == 0
@@ -266,7 +265,7 @@ def test_parquet_output_has_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "out.parquet").read_bytes() == table
 
 
-def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, tmp_path: Path) -> None:
+def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli, tmp_path):
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
     openai = write_jsonl(tmp_path / "openai.jsonl", [{"custom_id": "a", "body": body}, {"custom_id": "b", "body": {}}])
     assert generate(cli, tmp_path / "openai.parquet", "--input", openai) == 3
@@ -284,8 +283,8 @@ def test_parquet_output_holds_errors_numbers_as_ids_and_openai_lines(cli: Cli, t
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".PARQUET", ".jsonl.gz", ".Zst"])
-def test_job_in_pieces_gives_the_whole_file_that_its_ending_names(cli: Cli, tmp_path: Path, ending: str) -> None:
-    def rows_in(path: Path) -> list[dict[str, Any]]:
+def test_job_in_pieces_gives_the_whole_file_that_its_ending_names(cli, tmp_path, ending):
+    def rows_in(path):
         rows = table_of(path) if ending.lower() == ".parquet" else [row for _, row in json_rows(str(path))]
         return [{k: v for k, v in row.items() if k not in UNSTEADY} for row in rows]
 
@@ -310,7 +309,7 @@ def test_job_in_pieces_gives_the_whole_file_that_its_ending_names(cli: Cli, tmp_
 
 # ---- odd names
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_job_whose_files_have_names_that_are_not_utf8_is_answered_and_resumed(cli: Cli, tmp_path: Path, ending: str) -> None:
+def test_job_whose_files_have_names_that_are_not_utf8_is_answered_and_resumed(cli, tmp_path, ending):
     folder = tmp_path / "folder\udcff"
     folder.mkdir()
     inputs = [write_jsonl(folder / f"{n}\udcfe.jsonl", [*questions(2), {}]) for n in range(2)]
@@ -328,11 +327,11 @@ def test_job_whose_files_have_names_that_are_not_utf8_is_answered_and_resumed(cl
 
 
 @pytest.fixture
-def piped() -> Iterator[Callable[[Iterable[Any]], str]]:
+def piped():
     """piped(rows): the name of a pipe that holds them as JSON lines."""
     readers = []
 
-    def pipe(rows: Iterable[Any]) -> str:
+    def pipe(rows):
         reader, writer = os.pipe()
         readers.append(reader)
         os.write(writer, "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -344,13 +343,13 @@ def piped() -> Iterator[Callable[[Iterable[Any]], str]]:
         os.close(reader)
 
 
-def test_pipe_of_a_corpus_or_of_logged_answers_is_json_lines(cli: Cli, tmp_path: Path, piped: Callable[..., str]) -> None:
+def test_pipe_of_a_corpus_or_of_logged_answers_is_json_lines(cli, tmp_path, piped):
     rows = [{"prompt_ids": [1, 2], "response_ids": [3, 4, 5]}] * 3
     assert cli("build-trie", piped(rows), "-o", tmp_path / "a.trie", "--vocab-size", 10).code == 0
     assert cli("replay", piped(rows), "--json").json["rows"] == 3
 
 
-def test_pipe_is_read_once_by_a_job_that_is_resumed(cli: Cli, tmp_path: Path, piped: Callable[..., str]) -> None:
+def test_pipe_is_read_once_by_a_job_that_is_resumed(cli, tmp_path, piped):
     out, whole = tmp_path / "out.jsonl", []
     for options in ([], ["--resume"]):
         assert generate(cli, out, "--input", piped(questions(4)), *options) == 0
