@@ -135,10 +135,10 @@ def branches(text: list[int], longest: int, whole: bool) -> Counter[tuple[int, .
 @given(requests, st.integers(1, 4))
 def test_frequencies_are_those_of_a_trie_that_inserts_every_branch(requests, branch_length):
     trie = OriginalTrie([], DraftOptions(decoding_length=1024, branch_length=branch_length))
-    finished: Counter[tuple[int, ...]] = Counter()
+    finished = Counter()
     for prompt, steps in requests:
         trie.start(prompt)
-        said: list[int] = []
+        said = []
         for accepted in steps:
             trie.accept(accepted)
             said += accepted
