@@ -6,8 +6,6 @@ knows no bfloat16:
     pip install triton && TRITON_INTERPRET=1 pytest tests/backends/test_triton_attention.py
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -111,7 +109,6 @@ def test_wide_trees(size, window, shared, seed):
 
 
 # ---- compiled for GPUs that are not here
-
 SHAPES = ["bfloat16 4 128", "bfloat16 1 128", "float32 1 128"]
 MORE = [f"bfloat16 {shared} {width}" for shared in (1, 2, 4, 7) for width in (64, 80, 128, 256)]
 MORE += [f"float32 4 {width}" for width in (32, 64, 128, 256)] + ["float16 4 128"]
