@@ -259,7 +259,8 @@ def test_damaged_runner_up_tokens_of_an_earlier_version_are_found(tmp_path):
 def test_job_drafts_from_runner_up_tokens_unless_it_is_told_not_to(cli, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join((MODEL.parent / "prompts.jsonl").read_text().splitlines()[:3]) + "\n")
-    job = ("generate", "--model", MODEL, "--input", prompts, "--max-new-tokens", 24, "--json", "--decoding-length", 16)
+    job = ["generate", "--model", MODEL, "--input", prompts, "--max-new-tokens", 24, "--json"]
+    job += ["--strategy", "hierarchical", "--decoding-length", 16]
     assert cli(*job, "-o", tmp_path / "one.jsonl").json["accepted_by_source"]["recycled"] > 0
     without = cli(*job, "-o", tmp_path / "two.jsonl", "--no-recycle").json
     assert "recycled" not in without["accepted_by_source"]
