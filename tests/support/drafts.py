@@ -1,7 +1,5 @@
 """Drafts whose use is known: stand-ins for Drafter, made from the answer that a model is known to give."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lookahead.draft.drafter import Drafter
