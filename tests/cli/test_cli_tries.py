@@ -8,36 +8,35 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lookahead.trie.file import Trie
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import COMMAND
 from tests.support.processes import Program
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     return write_jsonl(tmp_path / "corpus.jsonl", [{"text": "the cat sat on the mat"}, {"text": "the cat sat on the log"}])
 
 
 @pytest.fixture
-def trie(cli: Cli, corpus: Path, tokenizer_folder: Path) -> Path:
+def trie(cli, corpus, tokenizer_folder):
     out = corpus.parent / "cats.trie"
     assert cli("build-trie", corpus, "-o", out, "--tokenizer", tokenizer_folder).code == 0
     return out
 
 
 @pytest.fixture
-def ids_trie(cli: Cli, tmp_path: Path) -> Path:
+def ids_trie(cli, tmp_path):
     corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3, 1, 2, 4]}, {"ids": [5, 6, 7, 8]}, {"ids": [1, 2, 3, 9]}])
     assert cli("build-trie", corpus, "-o", tmp_path / "ids.trie", "--vocab-size", 10).code == 0
     return tmp_path / "ids.trie"
 
 
-def test_build_prints_a_table_and_the_next_command_or_one_line_of_json(cli: Cli, corpus: Path, tokenizer_folder: Path) -> None:
+def test_build_prints_a_table_and_the_next_command_or_one_line_of_json(cli, corpus, tokenizer_folder):
     job = ("build-trie", corpus, "-o", corpus.parent / "a.trie", "--tokenizer", tokenizer_folder)
     shown, printed = cli(*job), cli(*job, "--source", "cats", "--json")
     assert (shown.code, "corpus.jsonl" in shown.out, "Next: lookahead inspect-trie" in shown.err) == (0, True, True)
@@ -48,7 +47,7 @@ def test_build_prints_a_table_and_the_next_command_or_one_line_of_json(cli: Cli,
     assert value["sources"] == [{"name": "cats", "documents": 2, "tokens": value["tokens"]}]
 
 
-def test_build_skips_bad_rows_and_lists_them_by_line(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_build_skips_bad_rows_and_lists_them_by_line(cli, tmp_path, tokenizer_folder):
     corpus = tmp_path / "mixed.jsonl"
     corpus.write_bytes(b'{"text": "the cat"}\nnot json\n{"body": "x", "id": 1}\n\xff\xfe\n{"text": ""}\n[1]\n')
     result = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--json")
@@ -59,7 +58,7 @@ def test_build_skips_bad_rows_and_lists_them_by_line(cli: Cli, tmp_path: Path, t
         assert f"skipped {corpus}:{line}: " in result.err
 
 
-def test_strict_build_stops_at_the_first_bad_row_and_writes_nothing(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_strict_build_stops_at_the_first_bad_row_and_writes_nothing(cli, tmp_path, tokenizer_folder):
     corpus = write_jsonl(tmp_path / "mixed.jsonl", [{"text": "the cat"}, {"body": "x"}])
     arguments = ("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--strict")
     cli.fails(1, *arguments, saying=[f"{corpus}:2:", 'no "text" field', "--text-field"])
@@ -78,7 +77,7 @@ def test_strict_build_stops_at_the_first_bad_row_and_writes_nothing(cli: Cli, tm
         ("corpus.doc", b"text", ["corpus.doc", "unknown kind of file", ".jsonl"]),
     ],
 )
-def test_unusable_corpus_is_one_line_and_leaves_the_old_trie(cli, tmp_path, tokenizer_folder, name, content, saying) -> None:
+def test_unusable_corpus_is_one_line_and_leaves_the_old_trie(cli, tmp_path, tokenizer_folder, name, content, saying):
     (tmp_path / name).write_bytes(content)
     (tmp_path / "old.trie").write_bytes(b"\x89LKT old")
     cli.fails(
@@ -88,7 +87,7 @@ def test_unusable_corpus_is_one_line_and_leaves_the_old_trie(cli, tmp_path, toke
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "old.trie"])
 
 
-def test_what_is_missing_or_does_not_fit_is_named(cli, corpus, trie, ids_trie, tmp_path, tokenizer_folder) -> None:
+def test_what_is_missing_or_does_not_fit_is_named(cli, corpus, trie, ids_trie, tmp_path, tokenizer_folder):
     (tmp_path / "bare").mkdir()
     out, named = tmp_path / "a.trie", ("--tokenizer", tokenizer_folder)
     ids = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 10]}])
@@ -106,7 +105,7 @@ def test_what_is_missing_or_does_not_fit_is_named(cli, corpus, trie, ids_trie, t
     assert not out.exists()
 
 
-def test_wrong_combinations_are_usage_errors(cli: Cli, corpus: Path, trie: Path, tmp_path: Path) -> None:
+def test_wrong_combinations_are_usage_errors(cli, corpus, trie, tmp_path):
     out = tmp_path / "x.trie"
     cli.fails(2, "build-trie", corpus, "-o", out, saying=["--tokenizer", "--vocab-size"])
     cli.fails(2, "build-trie", corpus, "-o", out, "--tokenizer", "x", "--vocab-size", 3, saying=["either"])
@@ -125,14 +124,14 @@ def test_wrong_combinations_are_usage_errors(cli: Cli, corpus: Path, trie: Path,
     assert not out.exists()
 
 
-def test_inspect_shows_sources_depths_branches_and_integrity(cli: Cli, trie: Path) -> None:
+def test_inspect_shows_sources_depths_branches_and_integrity(cli, trie):
     result = cli("inspect-trie", trie, "--verify")
     assert result.code == 0
     for text in ("corpus.jsonl", "Nodes by depth", "Most frequent branches", "every checksum and invariant holds"):
         assert text in result.out
 
 
-def test_query_draws_the_draft_tree_with_what_the_corpus_says_for_it(cli: Cli, trie: Path) -> None:
+def test_query_draws_the_draft_tree_with_what_the_corpus_says_for_it(cli, trie):
     drawn = cli("inspect-trie", trie, "--query", "the cat sat on the").out.partition("Draft tree of 15 tokens\n")[2]
     first, *lines = drawn.splitlines()
     assert first == "'the cat sat on the'  last 5 tokens seen 2 times"
@@ -154,13 +153,13 @@ def test_query_draws_the_draft_tree_with_what_the_corpus_says_for_it(cli: Cli, t
 
 
 @pytest.mark.parametrize("length", [2, 5, 40])
-def test_decoding_length_is_the_size_of_the_tree_of_a_query(cli: Cli, trie: Path, length: int) -> None:
+def test_decoding_length_is_the_size_of_the_tree_of_a_query(cli, trie, length):
     asked = ("inspect-trie", trie, "--query", "the cat", "--decoding-length", length)
     assert len(cli(*asked, "--json").json["query"]["draft"]) == length - 1
     assert f"Draft tree of {length - 1} tokens" in cli(*asked).out
 
 
-def test_query_of_a_trie_of_ids_is_ids(cli: Cli, ids_trie: Path) -> None:
+def test_query_of_a_trie_of_ids_is_ids(cli, ids_trie):
     out = cli("inspect-trie", ids_trie, "--query", "9 1 2").out
     assert "9 1 2  last 2 tokens seen 3 times" in out
     assert re.search(r"^  [├└] 3 .*  match 2  trie:ids  2 of 3 times$", out, re.MULTILINE)
@@ -169,7 +168,7 @@ def test_query_of_a_trie_of_ids_is_ids(cli: Cli, ids_trie: Path) -> None:
     assert (3, None, 2) in [(node["token_id"], node["text"], node["count"]) for node in value["draft"]]
 
 
-def test_query_that_the_corpus_never_saw_says_so(cli: Cli, ids_trie: Path, tokenizer_folder: Path, trie: Path) -> None:
+def test_query_that_the_corpus_never_saw_says_so(cli, ids_trie, tokenizer_folder, trie):
     assert "not in the corpus" in cli("inspect-trie", trie, "--query", "Z").out
     for query in ("x", "1 10", "-1"):
         cli.fails(2, "inspect-trie", ids_trie, "--query", query, saying=["built from ids", "ids below 10", "--tokenizer"])
@@ -178,13 +177,13 @@ def test_query_that_the_corpus_never_saw_says_so(cli: Cli, ids_trie: Path, token
     cli.fails(2, "inspect-trie", trie, "--decoding-length", 8, saying=["--decoding-length", "--query TEXT"])
 
 
-def test_coverage_of_the_corpus_itself_is_nearly_the_branch_length(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+def test_coverage_of_the_corpus_itself_is_nearly_the_branch_length(cli, ids_trie, tmp_path):
     value = cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl", "--json").json["coverage"]
     assert value["edl"] > 2
     assert "EDL" in cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl").out
 
 
-def test_damaged_trie_is_refused_with_what_and_what_to_do(cli: Cli, trie: Path, tmp_path: Path) -> None:
+def test_damaged_trie_is_refused_with_what_and_what_to_do(cli, trie, tmp_path):
     whole = trie.read_bytes()
     bad = tmp_path / "bad.trie"
     bad.write_bytes(whole[:-10])
@@ -198,7 +197,7 @@ def test_damaged_trie_is_refused_with_what_and_what_to_do(cli: Cli, trie: Path, 
     cli.fails(1, "inspect-trie", tmp_path / "no.trie", saying=["no.trie", "cannot be read"])
 
 
-def test_prune_says_before_and_after_and_what_it_costs(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+def test_prune_says_before_and_after_and_what_it_costs(cli, ids_trie, tmp_path):
     out = tmp_path / "small.trie"
     value = cli("prune-trie", ids_trie, "-o", out, "--max-tokens", 6, "--coverage", tmp_path / "ids.jsonl", "--json").json
     assert value["before"]["tokens"] == 14
@@ -208,7 +207,7 @@ def test_prune_says_before_and_after_and_what_it_costs(cli: Cli, ids_trie: Path,
     Trie(out).verify()
 
 
-def test_merge_adds_up_and_keeps_weights(cli: Cli, trie: Path, corpus: Path, tokenizer_folder: Path) -> None:
+def test_merge_adds_up_and_keeps_weights(cli, trie, corpus, tokenizer_folder):
     other, out = corpus.parent / "other.trie", corpus.parent / "all.trie"
     cli("build-trie", corpus, "-o", other, "--tokenizer", tokenizer_folder, "--source", "more")
     value = cli("merge-tries", trie, other, "-o", out, "--weight", "more=2.5", "--json").json
@@ -217,7 +216,7 @@ def test_merge_adds_up_and_keeps_weights(cli: Cli, trie: Path, corpus: Path, tok
     assert cli("merge-tries", trie, other, "-o", out).code == 0
 
 
-def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_them(cli: Cli, trie: Path, corpus: Path) -> None:
+def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_them(cli, trie, corpus):
     more = write_jsonl(corpus.parent / "more.jsonl", [{"text": "the cat sat on the hat"}])
     before = Trie(trie).header.tokens
     value = cli("build-trie", more, "--append", trie, "--json").json
@@ -239,7 +238,7 @@ def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_th
     ]
 
 
-def test_append_of_another_tokenizer_or_to_what_is_no_trie_changes_nothing(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+def test_append_of_another_tokenizer_or_to_what_is_no_trie_changes_nothing(cli, ids_trie, tmp_path):
     before = ids_trie.read_bytes()
     job = ("build-trie", tmp_path / "ids.jsonl", "--append")
     cli.fails(1, *job, ids_trie, "--vocab-size", 11, saying=["ids.trie", "vocab 10", "differs"])
@@ -249,7 +248,7 @@ def test_append_of_another_tokenizer_or_to_what_is_no_trie_changes_nothing(cli: 
     assert cli(*job, ids_trie).code == 0
 
 
-def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(cli, tmp_path, monkeypatch) -> None:
+def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.setattr("lookahead.trie.segment.GROUP_DOCUMENTS", 50)
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [i % 7, i % 5, 3, i % 11, *range(i % 13)]} for i in range(3000)])
@@ -263,7 +262,7 @@ def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(cl
     assert len(set(made)) == 1
 
 
-def test_plot_draws_edl_by_size_and_json_holds_it(cli: Cli, tmp_path: Path) -> None:
+def test_plot_draws_edl_by_size_and_json_holds_it(cli, tmp_path):
     rows = [{"ids": [i % 4, 5, 6, 7, i % 3, 8, 9, i % 5]} for i in range(80)]
     corpus, out = write_jsonl(tmp_path / "c.jsonl", rows), tmp_path / "c.trie"
     assert cli("build-trie", corpus, "-o", out, "--vocab-size", 10).code == 0
@@ -277,7 +276,7 @@ def test_plot_draws_edl_by_size_and_json_holds_it(cli: Cli, tmp_path: Path) -> N
     assert "no trie" in cli(*drawn).out
 
 
-def test_commands_import_no_torch_and_on_ids_no_transformers(trie: Path, ids_trie: Path, tokenizer_folder: Path) -> None:
+def test_commands_import_no_torch_and_on_ids_no_transformers(trie, ids_trie, tokenizer_folder):
     script = f"""
 import sys
 from lookahead_cli.app import run
@@ -299,8 +298,8 @@ for line in (
     assert done.returncode == 0, done.stderr
 
 
-def test_memory_that_is_not_there_is_one_error_line(cli, corpus, tmp_path, monkeypatch) -> None:
-    def without(*_: object, **__: object) -> None:
+def test_memory_that_is_not_there_is_one_error_line(cli, corpus, tmp_path, monkeypatch):
+    def without(*_, **__):
         raise MemoryError("Unable to allocate 678 GiB")
 
     monkeypatch.setattr("lookahead.trie.build.write_segment", without)
@@ -308,7 +307,7 @@ def test_memory_that_is_not_there_is_one_error_line(cli, corpus, tmp_path, monke
     cli.fails(1, *job, saying=["not enough memory (Unable to allocate 678 GiB)"])
 
 
-def test_config_file_holds_options_and_a_flag_wins(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_config_file_holds_options_and_a_flag_wins(cli, corpus, tokenizer_folder, tmp_path):
     config = tmp_path / "job.yaml"
     config.write_text(f"tokenizer: {tokenizer_folder}\nsource: from-file\nmin-count: 1\n")
     out = tmp_path / "a.trie"
@@ -322,7 +321,7 @@ def test_config_file_holds_options_and_a_flag_wins(cli: Cli, corpus: Path, token
     cli.fails(2, "build-trie", corpus, "-o", out, "--config", tmp_path / "no.yaml", saying=["no.yaml", "cannot be read"])
 
 
-def test_pipe_or_device_is_never_replaced_by_a_file(cli: Cli, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_pipe_or_device_is_never_replaced_by_a_file(cli, corpus, tokenizer_folder, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     cli.fails(
         1, "build-trie", corpus, "-o", tmp_path / "pipe", "--tokenizer", tokenizer_folder, saying=["pipe", "cannot be replaced"]
@@ -330,19 +329,19 @@ def test_pipe_or_device_is_never_replaced_by_a_file(cli: Cli, corpus: Path, toke
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_reader_that_leaves_early_is_no_error(ids_trie: Path) -> None:
+def test_reader_that_leaves_early_is_no_error(ids_trie):
     with Program(COMMAND, "inspect-trie", ids_trie) as child:
         child.stdout.close()
         assert child.stderr.read() in ("", "Reading the trie ...\n")  # the latter where that takes long
         assert child.wait() == 0
 
 
-def test_disk_that_fails_where_nothing_expects_it_is_one_line(cli, tmp_path, monkeypatch) -> None:
+def test_disk_that_fails_where_nothing_expects_it_is_one_line(cli, tmp_path, monkeypatch):
     """The size that is shown at the end, of a file that is written already."""
     corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3]}])
     real = Path.stat
 
-    def stat(self: Path, **options: Any) -> Any:
+    def stat(self, **options):
         found = real(self, **options)
         if self.name == "out.trie":
             raise OSError(errno.EIO, "Input/output error", str(self))
@@ -356,7 +355,7 @@ def test_disk_that_fails_where_nothing_expects_it_is_one_line(cli, tmp_path, mon
 
 
 # ---- documents
-def test_documents_are_listed_searched_exported_and_taken_out_again(cli, trie, tmp_path, monkeypatch, tokenizer_folder) -> None:
+def test_documents_are_listed_searched_exported_and_taken_out_again(cli, trie, tmp_path, monkeypatch, tokenizer_folder):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
     corpus, out, gone = tmp_path / "corpus.jsonl", tmp_path / "out.trie", tmp_path / "gone.jsonl"
     assert cli("build-trie", corpus, "-o", trie, "--tokenizer", tokenizer_folder).code == 0
@@ -375,7 +374,7 @@ def test_documents_are_listed_searched_exported_and_taken_out_again(cli, trie, t
         assert out.read_bytes() == (tmp_path / "rest.trie").read_bytes()
 
 
-def test_documents_of_a_trie_of_ids_are_ids(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+def test_documents_of_a_trie_of_ids_are_ids(cli, ids_trie, tmp_path):
     gone = tmp_path / "gone.jsonl"
     assert "2 of 3 documents contain '1  2'" in cli("inspect-trie", ids_trie, "--documents", "--query", "1  2").out
     assert "0 of 3 documents" in cli("inspect-trie", ids_trie, "--documents", "--query", "2 1").out
@@ -385,7 +384,7 @@ def test_documents_of_a_trie_of_ids_are_ids(cli: Cli, ids_trie: Path, tmp_path: 
     assert (value["before"]["documents"], value["after"]["documents"]) == (3, 2)
 
 
-def test_documents_that_cannot_be_dropped_are_told(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+def test_documents_that_cannot_be_dropped_are_told(cli, ids_trie, tmp_path):
     drop = ("prune-trie", ids_trie, "-o", tmp_path / "out.trie", "--drop-documents")
     cli.fails(1, *drop, write_jsonl(tmp_path / "a.jsonl", [{"ids": [1, 2]}]), saying=["1 of the 1 documents", "--documents"])
     cli.fails(1, *drop, write_jsonl(tmp_path / "b.jsonl", [{"ids": [5, 6, 7, 8]}, {"ids": [11]}]), saying=["b.jsonl:2", "11"])
@@ -396,13 +395,13 @@ def test_documents_that_cannot_be_dropped_are_told(cli: Cli, ids_trie: Path, tmp
     assert "1 of the 2 documents to be dropped are not in this trie; the first of them is document 1" in result.err
 
 
-def test_options_of_documents_that_do_not_go_together_are_refused(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+def test_options_of_documents_that_do_not_go_together_are_refused(cli, ids_trie, tmp_path):
     cli.fails(2, "inspect-trie", ids_trie, "--export", tmp_path / "x", saying=["--documents"])
     cli.fails(2, "inspect-trie", ids_trie, "--documents", "--coverage", tmp_path / "ids.jsonl", saying=["--coverage"])
     cli.fails(2, "inspect-trie", ids_trie, "--documents", "--decoding-length", 5, saying=["--decoding-length"])
 
 
-def test_limits_may_be_percentages(cli: Cli, ids_trie: Path, tmp_path: Path) -> None:
+def test_limits_may_be_percentages(cli, ids_trie, tmp_path):
     out = tmp_path / "out.trie"
     value = cli("prune-trie", ids_trie, "-o", out, "--max-tokens", "60%", "--json").json
     assert 0 < value["after"]["tokens"] <= 8
@@ -415,7 +414,7 @@ def test_limits_may_be_percentages(cli: Cli, ids_trie: Path, tmp_path: Path) -> 
     cli.fails(2, "prune-trie", ids_trie, "-o", out, "--max-tokens", "many", saying=["--max-tokens many", "50%"])
 
 
-def test_query_prints_the_tree_before_anything_else(cli: Cli, trie: Path) -> None:
+def test_query_prints_the_tree_before_anything_else(cli, trie):
     out = cli("inspect-trie", trie, "--query", "the cat").out
     assert out.startswith("Draft tree of")
     assert re.search(r"^trie .*cats.trie", out, re.MULTILINE)
@@ -423,7 +422,7 @@ def test_query_prints_the_tree_before_anything_else(cli: Cli, trie: Path) -> Non
     assert "Nodes by depth" in cli("inspect-trie", trie, "--query", "the cat", "--top", 3).out
 
 
-def test_most_frequent_branches_leave_out_what_documents_begin_with(cli: Cli, tmp_path: Path) -> None:
+def test_most_frequent_branches_leave_out_what_documents_begin_with(cli, tmp_path):
     rows = [{"prompt_ids": [1, 2, 3, 4], "response_ids": [k, 5, 6, 7, 8]} for k in range(10, 20)]
     corpus = write_jsonl(tmp_path / "answers.jsonl", rows)
     assert cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 20).code == 0

@@ -1,7 +1,5 @@
 """lookahead::tree_attention: what sdpa says with a mask, from what each token sees alone, the same bits in any company."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -165,10 +163,9 @@ def test_lines_of_a_branch_say_what_the_documentation_says():
 def test_op_can_be_traced():
     step = Step([[-1, 0, 0]], [9])
     keys, values = buffers(step, 2, (16, 24), torch.float32)
-
     meta = step.meta()
 
-    def twice(query: torch.Tensor) -> torch.Tensor:
+    def twice(query):
         return op(query, keys, values, meta, 0.2) * 2
 
     query = torch.randn(3, 4, 16)

@@ -4,7 +4,6 @@ import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +44,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def before(tmp_path_factory):
     folder = tmp_path_factory.mktemp("before")
     build_trie(documents(0), folder / "target.trie", IDENTITY)
     build_trie(documents(3), folder / "other.trie", IDENTITY)
@@ -54,7 +53,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kills", [2, *deep([50])])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_killed_command_leaves_the_old_file_or_the_new_one_whole(command, kills, before, tmp_path, monkeypatch) -> None:
+def test_killed_command_leaves_the_old_file_or_the_new_one_whole(command, kills, before, tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     shutil.copytree(before, tmp_path / "whole")
     began = time.perf_counter()
