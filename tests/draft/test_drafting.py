@@ -12,6 +12,7 @@ from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
+from tests.support.drafts import answered, paths_of
 from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
@@ -23,24 +24,9 @@ requests = st.lists(
 )  # prompt, tokens accepted in each step
 
 
-def paths_of(tree):
-    """The tokens from the root to each node, the root's own left out."""
-    paths = [()]
-    for token_id, parent in zip(tree.token_ids[1:].tolist(), tree.parents[1:].tolist(), strict=True):
-        paths.append((*paths[parent], token_id))
-    return paths
-
-
 def sources_of(drafter, tree):
     """Path -> name of its last token's source."""
     return dict(zip(paths_of(tree)[1:], (drafter.source_names[source] for source in tree.sources[1:]), strict=True))
-
-
-def answered(drafter, prompt, answer):
-    """A finished request."""
-    row = drafter.start(prompt)
-    row.accept(answer)
-    row.finish()
 
 
 # ---- what a draft is

@@ -14,6 +14,7 @@ from lookahead.draft.planner import grow_rows
 from lookahead.draft.priors import formula
 from lookahead.draft.tree import DraftTree
 from lookahead.native.threads import run_in
+from tests.support.drafts import answered, paths_of
 from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
@@ -23,25 +24,12 @@ def drafter_of(*tries, weights=None, **options):
     return Drafter(tries, DraftOptions(**options), weights, formula())
 
 
-def paths_of(tree):
-    paths = [()]
-    for node in range(1, len(tree)):
-        paths.append((*paths[tree.parents[node]], int(tree.token_ids[node])))
-    return paths
-
-
 def drafted(drafter, prompt, said=(), **limits):
     """(paths of the draft behind a prompt and what was said, most probable first; name of the source of each)."""
     row = drafter.start(prompt)
     row.accept(said)
     tree = row.draft(**limits)
     return paths_of(tree)[1:], [drafter.source_names[source] for source in tree.sources[1:]]
-
-
-def request(drafter, prompt, said):
-    row = drafter.start(prompt)
-    row.accept(said)
-    row.finish()
 
 
 def same(one, other):
@@ -178,8 +166,8 @@ def test_branch_does_not_run_into_the_next_document(make_trie):
     assert matched(row) == set()
     row.accept([7])  # nothing was broken: there was nothing left to say
     assert matched(row) == set()
-    request(drafter, [9], [1, 2, 3, 8])
-    request(drafter, [9], [4])
+    answered(drafter, [9], [1, 2, 3, 8])
+    answered(drafter, [9], [4])
     row = drafter.start([0, 2, 3])
     assert matched(row) == {8}
     row.accept([8])
@@ -193,7 +181,7 @@ def test_largest_token_ids_are_drafted_from_tries_session_and_own_text(make_trie
     paths, names = drafted(drafter, [9, 8, 7, last - 1])
     assert (paths[0], names[0]) == ((last,), "trie:corpus")
     assert (last, 7) in paths
-    request(drafter, [5], [6, last, last - 3])
+    answered(drafter, [5], [6, last, last - 3])
     paths, names = drafted(drafter, [6, last])
     assert (paths[0], names[0]) == ((last - 3,), "session")
     paths, names = drafted(drafter, [last - 5, last - 6, last - 5])
@@ -399,7 +387,7 @@ def test_what_proves_right_is_believed_more():
     """Own text says 2 behind 1; the job's outputs say 3. What comes true wins, again and again."""
     for right in (2, 3):
         drafter = drafter_of()
-        request(drafter, [0], [1, 3])
+        answered(drafter, [0], [1, 3])
         row = drafter.start([1, 2])
         for _ in range(40):
             row.accept([1])
