@@ -4,8 +4,6 @@ python -m tests.architectures [--write FILE.md] [NAME ...] decodes with every ki
 prefill, and compares each row with what `model.generate` says in float32. It exits with 1 if any token differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import dataclasses

@@ -1,12 +1,8 @@
 """Shared fixtures: tries from token ids, tiny models with random weights, a tiny tokenizer, the device."""
 
-from __future__ import annotations
-
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -16,6 +12,7 @@ from lookahead.forward.memory import gc_frozen
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
+from lookahead_cli import render
 from tests import architectures
 from tests.support import loading
 from tests.support.cli import Cli
@@ -56,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True, scope="session")
-def models_are_loaded_once() -> Iterator[None]:
+def models_are_loaded_once():
     """See loading.py."""
     with pytest.MonkeyPatch.context() as patch:
         loading.load_once(patch)
@@ -69,36 +66,31 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cost profiles of this user's own do not count."""
+def no_profiles(tmp_path_factory):
+    """Cost profiles of this user's own do not count, and no line says that something takes long on a loaded machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKAHEAD_CACHE", str(tmp_path_factory.mktemp("profiles")))
+        patch.setattr(render.with_spinner, "__defaults__", (3600.0,))
         yield
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")
-def device(request: pytest.FixtureRequest) -> str:
+def device(request):
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("this machine has no CUDA device")
     return request.param
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(capsys):
     return Cli(capsys)
 
 
 @pytest.fixture
-def make_trie(tmp_path: Path) -> Callable[..., Trie]:
+def make_trie(tmp_path):
     """make_trie(documents, vocab_size=10, name="corpus.trie", sources="a") -> Trie; one source each, or one for all."""
 
-    def make(
-        documents: Sequence[Sequence[int]],
-        vocab_size: int = 10,
-        name: str = "corpus.trie",
-        sources: Sequence[str] | str = "a",
-        **options: Any,
-    ) -> Trie:
+    def make(documents, vocab_size=10, name="corpus.trie", sources="a", **options):
         of_each = [sources] * len(documents) if isinstance(sources, str) else sources
         rows = [TokenDocument(ids, source) for ids, source in zip(documents, of_each, strict=True)]
         build_trie(rows, tmp_path / name, TokenizerIdentity(vocab_size, "0123456789abcdef", "tiny"), **options)
@@ -108,7 +100,7 @@ def make_trie(tmp_path: Path) -> Callable[..., Trie]:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_folder(tmp_path_factory):
     """A saved byte-level BPE tokenizer with an end-of-sequence token and a chat template that refuses system turns."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -130,14 +122,14 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tokenizer_folder: Path) -> Any:
+def tokenizer(tokenizer_folder):
     from lookahead.tokenizer import load_tokenizer
 
     return load_tokenizer(str(tokenizer_folder))
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> Callable[..., Any]:
+def tiny_model():
     """tiny_model(architecture, device="cpu") -> a model with random weights, the same in each run; made once."""
     return architectures.tiny_model
 

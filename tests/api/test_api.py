@@ -1,7 +1,5 @@
 """The engine from Python: what jobs answer, in a list or as it comes; one thing at a time; errors of one family."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
@@ -20,7 +18,6 @@ import transformers
 from transformers import LogitsProcessor
 
 from lookahead import Drafter, DraftOptions, GenerationParams, LookaheadEngine, LookaheadError, TokenDocument, Trie, build_trie
-from lookahead.api import GenerationResult
 from lookahead.decode.sampling import Sampling
 from lookahead.errors import TokenizerMismatchError, UsageError
 from lookahead.models.load import load_model
@@ -59,8 +56,6 @@ def said_by(results):
 
 
 # ---- generate
-
-
 def test_answers_are_those_of_the_models_own_generate_in_the_order_of_the_prompts(target, tokenizer):
     expected = []
     for prompt in PROMPTS[:4]:
@@ -220,8 +215,6 @@ def test_params_that_make_no_sense_are_refused(wish):
 
 
 # ---- what an engine is made of
-
-
 def test_model_may_be_a_name_an_object_or_a_target(target, tokenizer):
     expected = said_by(LookaheadEngine(target, tokenizer).generate(PROMPTS[:2], SHORT))
     target.model.train()
@@ -272,7 +265,7 @@ def test_tries_are_drafted_from_and_those_of_another_tokenizer_refused(target, t
     documents = [TokenDocument(answer.token_ids, "answers") for answer in answers]
     build_trie(documents, tmp_path / "answers.trie", identity(tokenizer, "demo"))
     for trie in (tmp_path / "answers.trie", str(tmp_path / "answers.trie"), Trie(tmp_path / "answers.trie")):
-        engine = LookaheadEngine(target, tokenizer, [trie], drafts=FIXED, weights=[2.0])
+        engine = LookaheadEngine(target, tokenizer, trie, drafts=FIXED, weights=2.0)
         results = engine.generate(PROMPTS[:3], SHORT)
         assert said_by(results) == said_by(answers)
         assert sum(result.accepted_by_source.get("trie:answers", 0) for result in results) > 30
@@ -293,6 +286,8 @@ def test_tries_are_drafted_from_and_those_of_another_tokenizer_refused(target, t
         ({"model": 3}, "model is a int"),
         ({"model": "no-model/"}, "no such folder|cannot be read"),
         ({"tries": ["no.trie"]}, "no.trie: cannot be read"),
+        ({"tries": 5}, "tries: got 5"),
+        ({"tries": [], "weights": "2"}, "weights: got"),
     ],
 )
 def test_what_makes_no_engine_is_refused(target, tokenizer, wishes, saying):
@@ -301,8 +296,6 @@ def test_what_makes_no_engine_is_refused(target, tokenizer, wishes, saying):
 
 
 # ---- stream
-
-
 @pytest.mark.parametrize("params", [SHORT, WILD, GenerationParams(stop=(". ", "="))], ids=["greedy", "wild", "stop"])
 def test_pieces_of_a_stream_are_the_text_that_generate_gives(target, tokenizer, params):
     for engine in [*engines(target, tokenizer)][:2]:
@@ -380,7 +373,7 @@ def test_stream_returns_the_result(engine):
     def pieces():
         results.append((yield from engine.stream(PROMPTS[0], SHORT)))
 
-    results: list[GenerationResult] = []
+    results = []
     text = "".join(pieces())
     assert results[0].text == text
     assert said_by(results) == said_by(engine.generate(PROMPTS[0], SHORT))

@@ -1,7 +1,5 @@
 """What a caller sets of torch and numpy changes no token, and is as it was whenever the caller runs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -62,7 +60,7 @@ def now() -> tuple[Any, ...]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return load_tokenizer(str(MODEL))
 
 
@@ -90,19 +88,19 @@ def answers(target: Any, tokenizer: Any, setting: Callable[[], Any]) -> list[Any
 
 
 @pytest.fixture(scope="module")
-def expected(tokenizer: Any) -> list[Any]:
+def expected(tokenizer):
     return answers(load_model(str(MODEL)), tokenizer, contextlib.nullcontext)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_of_the_caller_change_no_token_and_stay_as_they_are(name: str, tokenizer: Any, expected: list[Any]) -> None:
+def test_settings_of_the_caller_change_no_token_and_stay_as_they_are(name, tokenizer, expected):
     with SETTINGS[name]():
         settings, loaded = now(), load_model(str(MODEL))
         assert now() == settings
     assert answers(loaded, tokenizer, SETTINGS[name]) == expected
 
 
-def test_processors_of_the_caller_run_with_its_default_device(tokenizer: Any) -> None:
+def test_processors_of_the_caller_run_with_its_default_device(tokenizer):
     engine = LookaheadEngine(load_model(str(MODEL)), tokenizer)
     noting = Noting()
     prompt = torch.tensor([tokenizer(PROMPTS[0])["input_ids"]])

@@ -1,7 +1,5 @@
 """What a GPU asks of the code around a forward, as far as it shows without one."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -3,8 +3,6 @@
 pip install triton && TRITON_INTERPRET=1 pytest tests/backends/test_device_program.py
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import os
@@ -31,7 +29,7 @@ NAMES = ("llama", "gpt_neox", "cohere2", "gemma3", "olmo2", "phi", "opt", "glm4"
 DTYPES = (torch.float32, torch.float16)  # the interpreter knows no bfloat16
 
 
-def of(tiny_model, name: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+def of(tiny_model, name: str, dtype: torch.dtype):
     """(the model by its modules, by our kernels)"""
     target = probed(copy.deepcopy(tiny_model(name)).to(dtype), name)
     assert target.attends_by_op
@@ -39,7 +37,7 @@ def of(tiny_model, name: str, dtype: torch.dtype):  # type: ignore[no-untyped-de
 
 
 @torch.inference_mode()
-def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.Tensor:
     """Scores behind texts, and of trees behind these."""
     slots = PackedSlots(target)
     for text in texts:
@@ -51,7 +49,7 @@ def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_says_what_the_modules_say(tiny_model, name: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_says_what_the_modules_say(tiny_model, name, dtype):
     by_modules, by_kernels = of(tiny_model, name, dtype)
     random = np.random.default_rng(0)
     texts = [random.integers(3, 90, length).astype(np.int32) for length in (31, 4)]
@@ -63,13 +61,13 @@ def test_says_what_the_modules_say(tiny_model, name: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_is_the_same_in_any_company(tiny_model, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_is_the_same_in_any_company(tiny_model, dtype):
     _, target = of(tiny_model, "llama", dtype)
     exact = DeviceProgram(target.program.plan, target.device, exact=True)
     assert differs_in_company(dataclasses.replace(target, program=exact)) == ""
 
 
-def test_memory_that_graphs_hold_stays_where_it_is(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_memory_that_graphs_hold_stays_where_it_is(tiny_model):
     _, target = of(tiny_model, "llama", torch.float32)
     slots, text = PackedSlots(target), np.arange(3, 8, dtype=np.int32)
     slots.begin(slots.add(text.tolist(), 8))
@@ -80,7 +78,7 @@ def test_memory_that_graphs_hold_stays_where_it_is(tiny_model) -> None:  # type:
     assert [each[256].data_ptr() for each in (target.program._arenas, target.program._every)] == held
 
 
-def test_products_of_the_same_tokens_are_one_and_keep_nothing_twice(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_products_of_the_same_tokens_are_one_and_keep_nothing_twice(tiny_model):
     _, target = of(tiny_model, "llama", torch.float32)
     layer = target.model.model.layers[0].self_attn
     starts = [each.weight.data_ptr() for each in (layer.q_proj, layer.k_proj, layer.v_proj)]
@@ -91,7 +89,7 @@ def test_products_of_the_same_tokens_are_one_and_keep_nothing_twice(tiny_model) 
 
 
 @pytest.mark.parametrize(("outputs", "inner", "parts"), [(4096, 4096, 4), (12288, 4096, 1), (512, 256, 1), (4096, 11008, 4)])
-def test_parts_of_a_matrix_cover_it(outputs: int, inner: int, parts: int) -> None:
+def test_parts_of_a_matrix_cover_it(outputs, inner, parts):
     matrix = Matrix(torch.empty(outputs, inner, device="meta"))
     assert matrix.parts == parts
     assert (matrix.parts - 1) * matrix.of_part < inner <= matrix.parts * matrix.of_part

@@ -1,7 +1,5 @@
 """Packed steps as captured graphs, emulated: what a replay says is what the model says, in few graphs, of any job."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

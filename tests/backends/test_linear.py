@@ -1,7 +1,5 @@
 """Weights laid out for a CPU: the same scores, the same tokens for any draft, and nothing kept twice."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref
@@ -11,14 +9,7 @@ import torch
 from torch import nn
 
 from lookahead.backends.cpu import linear, panels
-from lookahead.backends.cpu.linear import (
-    ROUNDING,
-    FbgemmWeight,
-    LaidOutLinear,
-    OneDnnWeight,
-    laid_out,
-    lay_out,
-)
+from lookahead.backends.cpu.linear import ROUNDING, FbgemmWeight, LaidOutLinear, OneDnnWeight, laid_out, lay_out
 from lookahead.backends.cpu.panels import Panels
 from lookahead.decode.engine import DecodingEngine
 from lookahead.forward import processor
@@ -36,9 +27,7 @@ SHAPES = ((1, 0, 24), (1, 24), (7, 24), (1, 5, 24), (2, 3, 24))
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("layout", ["panels", "panels of single numbers", "onednn", "fbgemm"])
-def test_laid_out_layer_says_what_the_layer_says(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bias: bool, layout: str
-) -> None:
+def test_laid_out_layer_says_what_the_layer_says(monkeypatch, dtype, bias, layout):
     if layout == "onednn" and not (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         pytest.skip("oneDNN takes no bfloat16 here")
     if (layout, dtype) in (("onednn", torch.float16), ("fbgemm", torch.float32)):
@@ -65,7 +54,7 @@ WAYS = [("random_trees", 3)]
 
 @pytest.mark.parametrize("ways", [WAYS, *deep([[("perfect", 1), ("perfect", 3), ("random_trees", 1)]])], ids=str)
 @pytest.mark.parametrize("architecture", some_deep(ARCHITECTURES, ["llama", "gpt2"]))
-def test_model_says_the_same_and_any_draft_yields_its_plain_tokens(tiny_model, make_trie, architecture, ways):  # type: ignore[no-untyped-def]
+def test_model_says_the_same_and_any_draft_yields_its_plain_tokens(tiny_model, make_trie, architecture, ways):
     stock = tiny_model(architecture)
     model = lay_out(copy.deepcopy(stock))
     prompts = random_prompts()
@@ -81,7 +70,7 @@ def test_model_says_the_same_and_any_draft_yields_its_plain_tokens(tiny_model, m
         assert [g.token_ids for g in done] == [answer for _, answer in answers], (draft, batch_size)
 
 
-def test_weights_are_let_go_but_for_those_that_others_share() -> None:
+def test_weights_are_let_go_but_for_those_that_others_share():
     torch.manual_seed(0)
     table, head, first = nn.Embedding(40, 24), nn.Linear(24, 40, False), nn.Linear(24, 24)
     second = nn.Linear(24, 24)
@@ -97,12 +86,12 @@ def test_weights_are_let_go_but_for_those_that_others_share() -> None:
     assert not any(each.requires_grad for each in model.parameters()), "outside of inference mode it would crawl"
 
 
-def test_layers_of_other_kinds_are_left_alone() -> None:
+def test_layers_of_other_kinds_are_left_alone():
     class Own(nn.Linear):
         pass
 
     changed = nn.Linear(8, 8)
-    changed.forward = lambda tokens: tokens  # type: ignore[method-assign]
+    changed.forward = lambda tokens: tokens
     model = nn.ModuleList([Own(8, 8), changed, nn.Linear(8, 8, dtype=torch.float64), nn.Linear(8, 8, device="meta")])
     before = list(model)
     assert list(lay_out(model)) == before
@@ -111,7 +100,7 @@ def test_layers_of_other_kinds_are_left_alone() -> None:
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize(("inner", "outputs"), [(24, 40), (33, 100), (2100, 64), (128, 333)])
-def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(dtype: torch.dtype, inner: int, outputs: int) -> None:
+def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(dtype, inner, outputs):
     torch.manual_seed(0)
     weight = torch.randn(outputs, inner).to(dtype)
     layout, tokens = Panels(weight), torch.randn(261, inner).to(dtype)
@@ -129,7 +118,7 @@ def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(dtype: torch
         torch.set_num_threads(before)
 
 
-def test_a_torch_without_such_products_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_such_products_is_no_obstacle(monkeypatch):
     monkeypatch.setattr(Panels, "takes", staticmethod(lambda weight: False))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert laid_out(torch.zeros(8, 8)) is None
@@ -137,7 +126,7 @@ def test_a_torch_without_such_products_is_no_obstacle(monkeypatch: pytest.Monkey
     assert type(lay_out(model)[0]) is nn.Linear
 
 
-def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch):
     torch.manual_seed(0)
     for kind, dtype in ((Panels, torch.float32), (OneDnnWeight, torch.float32), (FbgemmWeight, torch.float16)):
         for other in (Panels, OneDnnWeight, FbgemmWeight):
@@ -159,18 +148,14 @@ def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch: pytest.MonkeyP
         ("DEFAULT", False, set()),
     ],
 )
-def test_panels_take_what_they_multiply_fastest(
-    monkeypatch: pytest.MonkeyPatch, capability: str, tiles: bool, dtypes: set[torch.dtype]
-) -> None:
+def test_panels_take_what_they_multiply_fastest(monkeypatch, capability, tiles, dtypes):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     assert {dtype for dtype in ROUNDING if Panels.takes(torch.zeros(8, 8, dtype=dtype))} == dtypes
 
 
 @pytest.mark.parametrize(("avx512", "native", "taken"), [(True, True, True), (True, False, False), (False, False, True)])
-def test_bfloat16_that_onednn_would_convert_is_not_its_own(
-    monkeypatch: pytest.MonkeyPatch, avx512: bool, native: bool, taken: bool
-) -> None:
+def test_bfloat16_that_onednn_would_convert_is_not_its_own(monkeypatch, avx512, native, taken):
     """The last: a CPU of another kind than x86, of which torch knows whether it multiplies bfloat16."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: avx512)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
@@ -178,7 +163,7 @@ def test_bfloat16_that_onednn_would_convert_is_not_its_own(
     assert OneDnnWeight.takes(torch.zeros(8, 8, dtype=torch.bfloat16)) == taken
 
 
-def test_weights_too_large_for_float16_stay_as_they_are() -> None:
+def test_weights_too_large_for_float16_stay_as_they_are():
     weight = torch.ones(8, 8, dtype=torch.bfloat16)
     assert FbgemmWeight.takes(weight)
     weight[4, 4] = 1e5
@@ -191,7 +176,7 @@ def fails(*given: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("not implemented")
 
 
-def test_models_loaded_by_name_are_laid_out_and_their_costs_kept_apart() -> None:
+def test_models_loaded_by_name_are_laid_out_and_their_costs_kept_apart():
     target = load_model(DEMO, device="cpu")
     assert target.setting.linear == kind_of_linear(target.model) == "panels"
     assert torch.backends.cpu.get_cpu_capability() in target.setting.device

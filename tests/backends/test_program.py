@@ -1,7 +1,5 @@
 """A forward as one native call: the scores of the model's own modules, and the same bits in any company."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 
@@ -16,7 +14,7 @@ from lookahead.backends.cpu.linear import lay_out
 from lookahead.backends.cpu.panel_builder import PanelBuilder
 from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.lowering.lower import lowered
-from lookahead.backends.lowering.plan import Attention, Buffer, Product, merged_dims, reads, split_dims, written
+from lookahead.backends.lowering.plan import Attention, Product, merged_dims, reads, split_dims, written
 from lookahead.backends.lowering.trace import traced
 from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.errors import ModelError, UsageError
@@ -49,11 +47,11 @@ OTHERS = ("mixtral", "deepseek_v3", "gemma2", "mamba")
 DTYPES = [d for d in (torch.float32, torch.bfloat16, torch.float16) if Panels.takes(torch.zeros(1, 1, dtype=d))]  # on this CPU
 
 
-def of(tiny_model, name: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+def of(tiny_model, name: str, dtype: torch.dtype):
     return probed(lay_out(copy.deepcopy(tiny_model(name)).to(dtype)), name)
 
 
-def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.Tensor:  # type: ignore[no-untyped-def]
+def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.Tensor:
     """Scores of trees behind texts."""
     slots = PackedSlots(target)
     for text in texts:
@@ -65,7 +63,7 @@ def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.
 
 @pytest.mark.parametrize("dtype", some_deep(DTYPES, DTYPES[:1]), ids=str)
 @pytest.mark.parametrize("name", [*PROGRAMS, *deep(FURTHER)])
-def test_program_says_what_the_modules_say(tiny_model, name: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_program_says_what_the_modules_say(tiny_model, name, dtype):
     target = of(tiny_model, name, dtype)
     assert target.program is not None
     assert target.setting.attention == "lookahead_program"
@@ -80,7 +78,7 @@ def test_program_says_what_the_modules_say(tiny_model, name: str, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", some_deep(DTYPES, DTYPES[:1]), ids=str)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
-def test_token_gets_the_same_bits_in_any_company(tiny_model, name: str, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+def test_token_gets_the_same_bits_in_any_company(tiny_model, name, dtype):
     target = of(tiny_model, name, dtype)
     assert target.program is not None
     assert not differs_in_company(target)
@@ -95,17 +93,17 @@ def test_token_gets_the_same_bits_in_any_company(tiny_model, name: str, dtype: t
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_models_run_module_by_module(tiny_model, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_other_models_run_module_by_module(tiny_model, name):
     assert of(tiny_model, name, torch.float32).program is None
 
 
-def test_models_that_are_not_laid_out_are_not_copied(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_models_that_are_not_laid_out_are_not_copied(tiny_model):
     target = probed(tiny_model("llama"))
     assert target.attends_by_op
     assert target.program is None
 
 
-def test_what_goes_wrong_is_found_by_the_probe(tiny_model, monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_what_goes_wrong_is_found_by_the_probe(tiny_model, monkeypatch, caplog):
     """A program of another model."""
     other = copy.deepcopy(tiny_model("llama"))
     other.model.norm.weight.data[3] = 2
@@ -119,10 +117,10 @@ def test_what_goes_wrong_is_found_by_the_probe(tiny_model, monkeypatch, caplog) 
     assert "its forward is run module by module (scores differ by" in caplog.text
 
 
-def test_kernel_that_does_not_compile_is_told(tiny_model, monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
-    @numba.njit  # type: ignore[untyped-decorator]
-    def broken() -> object:
-        return no_such_name  # type: ignore[name-defined]  # noqa: F821
+def test_kernel_that_does_not_compile_is_told(tiny_model, monkeypatch, caplog):
+    @numba.njit
+    def broken():
+        return no_such_name  # noqa: F821
 
     monkeypatch.setattr(probe, "program_of", lambda target: broken())
     assert probed(lay_out(copy.deepcopy(tiny_model("llama")))).mode == "packed"
@@ -132,7 +130,7 @@ def test_kernel_that_does_not_compile_is_told(tiny_model, monkeypatch, caplog) -
 
 
 @pytest.mark.parametrize("wanted", [[], [4], [0, 3, 5]])
-def test_only_wanted_tokens_get_scores(tiny_model, wanted: list[int]) -> None:  # type: ignore[no-untyped-def]
+def test_only_wanted_tokens_get_scores(tiny_model, wanted):
     target = of(tiny_model, "llama", torch.float32)
     assert target.program is not None
     slots = PackedSlots(target)
@@ -143,12 +141,12 @@ def test_only_wanted_tokens_get_scores(tiny_model, wanted: list[int]) -> None:  
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_buffers_that_are_alive_at_once_lie_apart(tiny_model, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_buffers_that_are_alive_at_once_lie_apart(tiny_model, name):
     target = of(tiny_model, name, torch.float32)
     forward = traced(target)
     plan = lowered(forward, PanelBuilder(forward.tokens, forward.linears), len(target.mask_plan.windows), target.dtype)
-    times: dict[Buffer, list[tuple[int, int]]] = {}
-    filled: set[Buffer] = set()
+    times = {}
+    filled = set()
     for number, stage in enumerate(plan.stages):
         assert len({type(step) for step in stage.steps}) == 1
         for place, step in enumerate(stage.steps):
@@ -175,7 +173,7 @@ def test_buffers_that_are_alive_at_once_lie_apart(tiny_model, name: str) -> None
     assert late == [number > last for number in range(len(late))]
 
 
-def test_dims_are_merged_and_split_as_views_of_torch_are() -> None:
+def test_dims_are_merged_and_split_as_views_of_torch_are():
     random = np.random.default_rng(0)
     for _ in range(200):
         sizes = random.integers(1, 4, 4).tolist()
@@ -209,7 +207,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_those_of_torch(name: str) -> None:
+def test_functions_are_those_of_torch(name):
     function = getattr(vector_math, name)
     numbers = torch.cat([torch.linspace(-30, 30, 4003), torch.tensor([0.0, -0.0, float("nan"), 88.0, -88.0, 1e-30])])
     found = numbers.clone()
@@ -217,7 +215,7 @@ def test_functions_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(found.double(), FUNCTIONS[name](numbers.double()), rtol=4e-7, atol=1e-6, equal_nan=True)
 
 
-def test_engine_mode_is_what_was_asked_for(tiny_model, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_engine_mode_is_what_was_asked_for(tiny_model, tmp_path):
     assert load_model(DEMO, device="cpu").program is not None
     assert load_model(DEMO, device="cpu", engine_mode="program").program is not None
     assert load_model(DEMO, device="cpu", engine_mode="modules").program is None
@@ -228,7 +226,7 @@ def test_engine_mode_is_what_was_asked_for(tiny_model, tmp_path) -> None:  # typ
         load_model(DEMO, engine_mode="graph")
 
 
-def test_ids_without_a_row_are_an_error(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_ids_without_a_row_are_an_error(tiny_model):
     slots = PackedSlots(of(tiny_model, "gpt2", torch.float32))
     slots.begin(slots.add([5, 6, 7], 0))
     for token in (-1, 10**6):

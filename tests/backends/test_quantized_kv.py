@@ -1,7 +1,5 @@
 """Keys and values in 8 or 4 bits: each is quantized alone, so that drafts and batches change no token."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
@@ -35,7 +33,7 @@ from tests.models.lossless import (
     assert_any_draft_yields_the_plain_tokens,
     assert_demo_model_answers_the_same,
 )
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.cpu import HALVES
 from tests.support.depth import deep, some_deep
 from tests.support.drafts import tree_of
@@ -48,7 +46,7 @@ OTHERS = ("opt", "olmo2", "cohere2", "starcoder2", "stablelm", "granite")
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 128, 80, 48, 16, 20, 5])
-def test_numbers_come_back_within_a_step_of_their_group(kv_dtype: str, width: int) -> None:
+def test_numbers_come_back_within_a_step_of_their_group(kv_dtype, width):
     states = torch.randn(2, 9, width, generator=torch.Generator().manual_seed(0)) * 3 + 2
     held = quantized(states, DTYPES[kv_dtype])
     assert held.shape == (2, 9, bytes_of(width, DTYPES[kv_dtype]))
@@ -64,14 +62,14 @@ def test_numbers_come_back_within_a_step_of_their_group(kv_dtype: str, width: in
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-def test_numbers_that_are_all_alike_come_back(kv_dtype: str) -> None:
+def test_numbers_that_are_all_alike_come_back(kv_dtype):
     for value in (0.0, -2.5, 1e-35):
         found = restored(quantized(torch.full((1, 1, 64), value), DTYPES[kv_dtype]), 64)
         torch.testing.assert_close(found, torch.full((1, 1, 64), value), rtol=0.01, atol=1e-30)
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-def test_bytes_of_a_token_do_not_depend_on_others(kv_dtype: str) -> None:
+def test_bytes_of_a_token_do_not_depend_on_others(kv_dtype):
     states = torch.randn(3, 20, 80)
     together = quantized(states, DTYPES[kv_dtype])
     for token in range(20):
@@ -82,7 +80,7 @@ def test_bytes_of_a_token_do_not_depend_on_others(kv_dtype: str) -> None:
     ("kv_dtype", "dtype"),
     some_deep(itertools.product(DTYPES, sorted(ENTRIES, key=str)), [("int8", torch.float32), ("int4", torch.bfloat16)]),
 )
-def test_attention_reads_what_was_written(kv_dtype: str, dtype: torch.dtype) -> None:
+def test_attention_reads_what_was_written(kv_dtype, dtype):
     """Of trees, windows and heads that share keys; 40 queries are worked on in another way than few."""
     bush = [-1, 0, 0, 1, 1, 2]
     far = [-1, *(max(0, node - 3) for node in range(1, 40))]
@@ -103,7 +101,7 @@ def test_attention_reads_what_was_written(kv_dtype: str, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 @pytest.mark.parametrize("name", [NAMES[0], *deep(NAMES[1:]), *deep(OTHERS)])
-def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, kv_dtype: str) -> None:  # type: ignore[no-untyped-def]
+def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name, kv_dtype):
     target = with_kv_dtype(probed(lay_out(copy.deepcopy(tiny_model(name))), name), kv_dtype)
     assert target.setting.file_name.endswith(f"-kv-{kv_dtype}.json"), "costs of another cache"
     assert_any_draft_yields_the_plain_tokens(target, make_trie)
@@ -118,7 +116,7 @@ def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, kv_
     ],
 )
 @pytest.mark.parametrize("quantize", ["none", *deep(["int8", "int4"])])
-def test_demo_model_answers_the_same_with_drafts_and_in_batches(kv_dtype: str, dtype: str, mode: str, quantize: str) -> None:
+def test_demo_model_answers_the_same_with_drafts_and_in_batches(kv_dtype, dtype, mode, quantize):
     target = load_model(DEMO, dtype=dtype, device="cpu", engine_mode=mode, quantize=quantize, kv_dtype=kv_dtype)
     assert (target.program is not None) == (mode == "program")
     assert_demo_model_answers_the_same(target, 24)
@@ -136,11 +134,11 @@ def held_of(slots: PackedSlots, slot: int, length: int) -> list[torch.Tensor]:
     ("kv_dtype", "mode"),
     some_deep(itertools.product(DTYPES, ("program", "modules")), [("int8", "modules"), ("int4", "program")]),
 )
-def test_drafts_compaction_and_shared_prefixes_leave_the_bytes_of_plain_decoding(kv_dtype: str, mode: str) -> None:
+def test_drafts_compaction_and_shared_prefixes_leave_the_bytes_of_plain_decoding(kv_dtype, mode):
     target = load_model(DEMO, device="cpu", engine_mode=mode, kv_dtype=kv_dtype)
     text = np.random.default_rng(0).integers(1, target.vocab_size, 30).astype(np.int32)
 
-    def begun(*texts: np.ndarray) -> PackedSlots:
+    def begun(*texts):
         slots = slots_of(target)
         assert isinstance(slots, PackedSlots)
         for each in texts:
@@ -160,7 +158,6 @@ def test_drafts_compaction_and_shared_prefixes_leave_the_bytes_of_plain_decoding
     expected = held_of(plain, 0, 26)
     assert all(map(torch.equal, held_of(tree, 0, 26), expected))
     assert any(bool(each.any()) for each in expected)
-
     slot = tree.add([*text[:24].tolist(), 3])
     assert tree.begin(slot) == 24, "copied from the other slot"
     assert all(map(torch.equal, held_of(tree, slot, 24), [each[:, :24] for each in expected]))
@@ -179,7 +176,7 @@ def loss(target: TargetModel, texts: list[list[int]]) -> float:
 
 @torch.inference_mode()
 @pytest.mark.deep
-def test_demo_model_loses_little() -> None:
+def test_demo_model_loses_little():
     tokenizer = load_tokenizer(DEMO)
     with open("samples/corpus.jsonl", encoding="utf-8") as file:
         texts = [tokenizer(json.loads(next(file))["response"])["input_ids"] for _ in range(64)]
@@ -190,7 +187,7 @@ def test_demo_model_loses_little() -> None:
         assert abs(lost) <= most, kv_dtype
 
 
-def test_memory_of_a_token() -> None:
+def test_memory_of_a_token():
     whole = load_model(DEMO, dtype="bfloat16", device="cpu").place_bytes
     for kv_dtype, dtype, share in (("int8", "float32", 0.55), ("int4", HALF, 0.32)):
         held = load_model(DEMO, dtype=dtype, device="cpu", kv_dtype=kv_dtype).place_bytes
@@ -199,11 +196,11 @@ def test_memory_of_a_token() -> None:
 
 @pytest.mark.deep
 @torch.inference_mode()
-def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_fit_into_the_same_memory(monkeypatch):
     rows, whole = 16, load_model(DEMO, dtype=HALF, device="cpu")
     monkeypatch.setattr(slots_module, "free_memory", lambda device: int(0.6 * whole.place_bytes * rows * slots_module.KEYS))
 
-    def decode(target: TargetModel) -> None:
+    def decode(target):
         slots = slots_of(target)
         for row in range(rows):
             slots.begin(slots.add([5 + row, 6, 7], 9))
@@ -214,7 +211,7 @@ def test_more_rows_fit_into_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> 
         decode(whole)
 
 
-def test_what_cannot_be_had_is_refused(tiny_model, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_had_is_refused(tiny_model, tmp_path):
     with pytest.raises(UsageError, match="--kv-dtype int2: choose none, int8, int4"):
         load_model(DEMO, kv_dtype="int2")
     with pytest.raises(UsageError, match="--kv-dtype int8: there is no kernel for meta, only for CPUs"):
@@ -227,24 +224,23 @@ def test_what_cannot_be_had_is_refused(tiny_model, tmp_path: Path) -> None:  # t
         with_kv_dtype(probed(copy.deepcopy(tiny_model("mamba")), "mamba"), "int4")
 
 
-def test_model_that_changes_keys_behind_the_cache_is_refused(tiny_model, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_model_that_changes_keys_behind_the_cache_is_refused(tiny_model, monkeypatch):
     target = probed(lay_out(copy.deepcopy(tiny_model("llama"))), "llama", may_be_program=False)
     monkeypatch.setattr(kv_cache, "quantized", lambda states, kept: quantized(states * 3, kept))
     with pytest.raises(UsageError, match=r"scores differ by .* of their spread"):
         with_kv_dtype(target, "int8")
 
 
-def test_model_whose_scores_depend_on_company_is_refused(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_model_whose_scores_depend_on_company_is_refused(tiny_model):
     class Uneven(nn.Module):
         """Rounds otherwise where there are many tokens."""
 
-        def __init__(self, head: nn.Module) -> None:
+        def __init__(self, head):
             super().__init__()
             self.head = head
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            scores: torch.Tensor = self.head(tokens) * (1 + 1e-6 * (tokens.shape[-2] > 4))
-            return scores
+        def forward(self, tokens):
+            return self.head(tokens) * (1 + 1e-6 * (tokens.shape[-2] > 4))
 
     model = lay_out(copy.deepcopy(tiny_model("llama")))
     model.lm_head = Uneven(model.lm_head)
@@ -252,7 +248,7 @@ def test_model_whose_scores_depend_on_company_is_refused(tiny_model) -> None:  #
         with_kv_dtype(probed(model, "llama", may_be_program=False), "int8")
 
 
-def test_commands_refuse_it_in_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_commands_refuse_it_in_one_line(cli, tmp_path):
     for name in ("generate", "bench"):
         given = name, "--model", DEMO, "--kv-dtype", "int2", "--input", "samples/prompts.jsonl"
         cli.fails(2, *given, saying=["--kv-dtype int2: choose none, int8, int4"])
@@ -262,7 +258,7 @@ def test_commands_refuse_it_in_one_line(cli: Cli, tmp_path: Path) -> None:
     cli.fails(2, *given, "--attn", "eager", saying=["--kv-dtype int8", "attention is not lookahead::tree_attention"])
 
 
-def test_job_answers_the_same_with_drafts_and_says_so_in_its_manifest(cli: Cli, tmp_path: Path) -> None:
+def test_job_answers_the_same_with_drafts_and_says_so_in_its_manifest(cli, tmp_path):
     job = "--model", DEMO, "--kv-dtype", "int4"
     plain, drafted = answers_of_jobs(cli, tmp_path, [(*job, "--strategy", "off"), (*job, "--batch-size", 8)])
     assert drafted == plain

@@ -6,15 +6,11 @@ knows no bfloat16:
     pip install triton && TRITON_INTERPRET=1 pytest tests/backends/test_triton_attention.py
 """
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookahead.forward.tree_attention import reference
-from tests.forward.test_tree_attention import NO_LIMIT, Step, buffers, queries
+from tests.forward.test_tree_attention import NO_LIMIT, Step, assert_same_alone, buffers, queries, steps
 from tests.support.depth import deep
 
 pytest.importorskip("triton")
@@ -37,24 +33,12 @@ SCALE = 0.2
 pytestmark = pytest.mark.filterwarnings("ignore")  # rows of a tile that nobody uses divide by 0 in the interpreter
 
 
-@st.composite
-def steps(draw: Any) -> Step:
-    pasts, parents = [], []
-    for _ in range(draw(st.integers(1, 3))):
-        size = draw(st.one_of(st.integers(0, 5), st.sampled_from([17, 33])))
-        back = draw(st.sampled_from([1, 2, 70]))  # 1: a chain
-        random = np.random.default_rng(draw(st.integers(0, 9)))
-        parents.append([-1, *(int(random.integers(max(0, node - back), node)) for node in range(1, size))] if size else [])
-        pasts.append(draw(st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 200, 255, 256, 270]))))
-    if not any(parents):
-        parents[0] = [-1]
-    limit = st.sampled_from([NO_LIMIT, NO_LIMIT, 1, 16, 100])
-    return Step(parents, pasts, draw(limit), draw(limit), draw(st.sampled_from([0, 3])))
+steps_here = steps(3, (5, 17, 33), (63, 64, 200, 255, 256, 270))
 
 
 @settings(max_examples=8)  # an example takes seconds
 @given(
-    steps(),
+    steps_here,
     st.sampled_from([(1, 1), (4, 2), (3, 1), (8, 1)]),
     st.sampled_from([(64, 64), (16, 16), (24, 40)]),
     st.sampled_from(sorted(CLOSE, key=str)),
@@ -71,27 +55,11 @@ def test_outputs_are_those_of_the_reference_whatever_the_scratch_memory(step, he
 
 
 @settings(max_examples=8)
-@given(steps(), st.sampled_from([(1, 1), (4, 2), (3, 1)]), st.integers(0, 99))
+@given(steps_here, st.sampled_from([(1, 1), (4, 2), (3, 1)]), st.integers(0, 99))
 def test_token_gets_the_same_bits_in_a_tree_a_chain_a_batch_and_alone(step, heads, seed):
     keys, values = buffers(step, heads[1], (16, 16), torch.float32)
     query = queries(step, heads[0], 16, torch.float32)
-    outputs, start = tree_attention_triton(query, keys, values, step.meta(), SCALE), 0
-    for slot, parents in enumerate(step.parents):
-        for node in {len(parents) - 1, seed % (len(parents) or 1)} if parents else ():
-            path, at = [node], parents[node]
-            while at >= 0:
-                path, at = [at, *path], parents[at]
-            past = step.pasts[slot]
-            own = [torch.full_like(buffer[:1], float("nan")) for buffer in (keys, values)]
-            for mine, buffer in zip(own, (keys, values), strict=True):
-                mine[0, :, :past] = buffer[slot, :, :past]
-                mine[0, :, past : past + len(path)] = buffer[slot, :, [past + each for each in path]]
-            as_chain = dataclasses.replace(step, parents=[[*range(-1, len(path) - 1)]], pasts=[past], filling=0)
-            tokens = [start + each for each in path]
-            assert tree_attention_triton(query[tokens], *own, as_chain.meta(), SCALE).equal(outputs[tokens])
-            alone = dataclasses.replace(as_chain, parents=[[-1]], pasts=[past + len(path) - 1])
-            assert tree_attention_triton(query[tokens[-1:]], *own, alone.meta(), SCALE)[0].equal(outputs[tokens[-1]])
-        start += len(parents)
+    assert_same_alone(lambda *given: tree_attention_triton(*given, SCALE), step, query, keys, values, seed)
 
 
 @pytest.mark.parametrize("size", deep([100, 256]))
@@ -111,7 +79,6 @@ def test_wide_trees(size, window, shared, seed):
 
 
 # ---- compiled for GPUs that are not here
-
 SHAPES = ["bfloat16 4 128", "bfloat16 1 128", "float32 1 128"]
 MORE = [f"bfloat16 {shared} {width}" for shared in (1, 2, 4, 7) for width in (64, 80, 128, 256)]
 MORE += [f"float32 4 {width}" for width in (32, 64, 128, 256)] + ["float16 4 128"]

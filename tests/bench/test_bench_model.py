@@ -1,14 +1,9 @@
 """bench on models: batch sizes, what excuses a divergence, logged answers forced on a model. Counts and ratios, never times."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,15 +20,14 @@ from lookahead.forward.slots import PackedSlots, Scores
 from lookahead.forward.target import TargetModel
 from lookahead.models.load import random_model
 from lookahead.models.probe import probed
-from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.cpu import needs_halves
 from tests.support.depth import deep
 from tests.support.drafts import VOCAB_SIZE
+from tests.support.jobs import MODEL
 
-MODEL = samples_folder() / "demo-model"
-PROMPTS = samples_folder() / "prompts.jsonl"
+PROMPTS = MODEL.parent / "prompts.jsonl"
 OPTIONS = [DraftOptions(decoding_length=8, adaptive=False)]
 OFF = DraftOptions(strategy="off")
 PEERS = ["model.generate", "HF prompt lookup"]
@@ -50,27 +44,25 @@ def prompts_of(count: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def half(tiny_model: Callable[..., Any]) -> Callable[[str], TargetModel]:
+def half(tiny_model):
     """half(architecture) -> a tiny model in bfloat16, whose attention depends on the shape of the forward."""
 
-    def make(architecture: str) -> TargetModel:
+    def make(architecture):
         return dataclasses.replace(probed(copy.deepcopy(tiny_model(architecture)).bfloat16()), attends_by_op=False)
 
     return functools.cache(make)
 
 
 @pytest.fixture(scope="session")
-def answers_of_half(half: Callable[[str], TargetModel]) -> Callable[..., list[list[int]]]:
+def answers_of_half(half):
     """answers_of_half(architecture, options, batch_size) -> to prompts_of(16), computed once."""
     known = functools.cache(lambda name, options, size: answers(half(name), prompts_of(16), options, size))
     return lambda name, options, size: copy.deepcopy(known(name, options, size))
 
 
 # batch sizes
-
-
 @pytest.mark.parametrize("batch_size", [3, *deep([1])])
-def test_all_contenders_say_the_same_at_every_batch_size(tiny_model: Callable[..., Any], batch_size: int) -> None:
+def test_all_contenders_say_the_same_at_every_batch_size(tiny_model, batch_size):
     prompts, done = prompts_of(14), []
     found = compare(
         probed(tiny_model("llama")), prompts, [], OPTIONS, max_new_tokens=12, batch_size=batch_size, progress=done.append
@@ -88,7 +80,7 @@ def test_all_contenders_say_the_same_at_every_batch_size(tiny_model: Callable[..
 
 
 @pytest.mark.deep
-def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model: Callable[..., Any]) -> None:
+def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model):
     target, prompts = probed(tiny_model("llama")), prompts_of(16)
     alone, together = (
         compare(target, prompts, [], OPTIONS, 8, peers=False, check_lossless=False, batch_size=size).runs[0] for size in (1, 2)
@@ -98,7 +90,7 @@ def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model: Cal
     assert together.forwards == pytest.approx(alone.forwards / 2, rel=0.2)
 
 
-def test_generate_in_a_batch_keeps_each_row_within_the_models_positions(tiny_model: Callable[..., Any]) -> None:
+def test_generate_in_a_batch_keeps_each_row_within_the_models_positions(tiny_model):
     prompts = [ids * 3 for ids in prompts_of(12)]  # up to 30 tokens of 32
     found = compare(probed(tiny_model("gpt2_short")), prompts, [], OPTIONS, max_new_tokens=20, batch_size=4)
     assert found.runs[0].outputs == found.runs[2].outputs
@@ -106,7 +98,7 @@ def test_generate_in_a_batch_keeps_each_row_within_the_models_positions(tiny_mod
 
 
 @pytest.mark.deep
-def test_batch_sizes_give_one_object_or_one_for_each(cli: Cli, tmp_path: Path) -> None:
+def test_batch_sizes_give_one_object_or_one_for_each(cli, tmp_path):
     asked = (
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 2, "--max-new-tokens", 12, "--strategy", "hierarchical",
     )  # fmt: skip
@@ -127,22 +119,14 @@ def test_batch_sizes_give_one_object_or_one_for_each(cli: Cli, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("sizes", ["0", "many", "1,,2", "-1", "1.5", "2000", ""])
-def test_batch_sizes_that_are_none_are_refused(cli: Cli, sizes: str) -> None:
+def test_batch_sizes_that_are_none_are_refused(cli, sizes):
     cli.fails(2, "bench", "--model", MODEL, "--input", PROMPTS, f"--batch-size={sizes}", saying=["--batch-size", "1,4,8"])
 
 
-def test_batch_size_is_not_for_a_replay_without_a_model(cli: Cli, pairs: Path) -> None:
-    cli.fails(2, "bench", "--replay", pairs, "--batch-size", 2, saying=["--replay runs no model", "--batch-size"])
-
-
 # divergences
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("architecture", ["llama", *deep(["gemma3", "mixtral"])])
-def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]], architecture: str
-) -> None:
+def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(half, answers_of_half, architecture):
     plain = answers_of_half(architecture, OFF, 1)
     outputs = {str(size): answers_of_half(architecture, OPTIONS[0], size) for size in (1, 4, 8)}
     found = lossless(half(architecture), prompts_of(16), plain, outputs)
@@ -158,14 +142,12 @@ def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_scores_that_are_perturbed_make_outputs_different(
-    tiny_model: Callable[..., Any], half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_scores_that_are_perturbed_make_outputs_different(tiny_model, half, monkeypatch, dtype):
     target, prompts = half("llama") if dtype == "bfloat16" else probed(tiny_model("llama")), prompts_of(8)
     plain = answers(target, prompts, OFF, 2)
     right = PackedSlots.forward
 
-    def wrong(*arguments: Any) -> Scores:
+    def wrong(*arguments):
         scores = right(*arguments)
         scores.logits += torch.randn_like(scores.logits) * scores.logits.std()
         return scores
@@ -176,9 +158,7 @@ def test_scores_that_are_perturbed_make_outputs_different(
     assert found.different == found.checked == 8
 
 
-def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(
-    half: Callable[..., TargetModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(half, monkeypatch):
     target, prompts = half("llama"), prompts_of(8)
     plain = answers(target, prompts, OFF, 2)
     monkeypatch.setattr(SlotCache, "move", lambda *arguments: None)
@@ -186,9 +166,7 @@ def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(
     assert found.different > 0
 
 
-def test_one_wrong_token_behind_a_near_tie_is_found_where_it_stands(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]]
-) -> None:
+def test_one_wrong_token_behind_a_near_tie_is_found_where_it_stands(half, answers_of_half):
     target, prompts = half("llama"), prompts_of(16)
     plain = answers_of_half("llama", OFF, 1)
     other = answers_of_half("llama", OPTIONS[0], 4)
@@ -200,9 +178,7 @@ def test_one_wrong_token_behind_a_near_tie_is_found_where_it_stands(
     assert (found[0].expected_score or 0) - (found[0].got_score or 0) > (found[0].tolerance or 0)
 
 
-def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]]
-) -> None:
+def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(half, answers_of_half):
     target, prompts = half("llama"), prompts_of(16)
     plain = answers_of_half("llama", OFF, 1)
     other = answers_of_half("llama", OPTIONS[0], 4)
@@ -216,7 +192,7 @@ def test_answer_that_ends_early_is_different_and_different_ones_are_shown_first(
 
 
 @pytest.mark.parametrize("dtype", [*deep(["float32"]), pytest.param("bfloat16", marks=needs_halves)])
-def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, tmp_path: Path, dtype: str) -> None:
+def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli, tmp_path, dtype):
     shown = cli(
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single",
         "--dtype", dtype, "--no-peers", "--batch-size", 2, "--exact", "--save", tmp_path / "b.json",
@@ -226,9 +202,7 @@ def test_exact_model_has_no_near_ties_and_bench_says_bit_for_bit(cli: Cli, tmp_p
     assert value["lossless"] == {"checked": 8, "identical": 8, "near_tie": 0, "different": 0}
 
 
-def test_output_of_an_exact_model_that_differs_is_no_near_tie(
-    half: Callable[..., TargetModel], answers_of_half: Callable[..., list[list[int]]]
-) -> None:
+def test_output_of_an_exact_model_that_differs_is_no_near_tie(half, answers_of_half):
     target, prompts = half("llama"), prompts_of(16)
     plain = answers_of_half("llama", OFF, 1)
     outputs = {"batch": answers_of_half("llama", OPTIONS[0], 8)}
@@ -239,7 +213,7 @@ def test_output_of_an_exact_model_that_differs_is_no_near_tie(
     assert (strictly.near_tie, strictly.different) == (0, found.near_tie)
 
 
-def test_exactness_that_cannot_be_had_is_an_error(cli: Cli) -> None:
+def test_exactness_that_cannot_be_had_is_an_error(cli):
     asked = ("bench", "--model", MODEL, "--input", PROMPTS, "--rows", 1, "--exact", "--attn", "eager")
     cli.fails(1, *asked, saying=["--exact: scores are not the same bits in every forward", "fixed order"])
 
@@ -253,17 +227,15 @@ def answers(target: TargetModel, prompts: list[list[int]], options: DraftOptions
 
 
 # logged answers on a model
-
-
 @pytest.fixture
-def pairs(tmp_path: Path) -> Path:
+def pairs(tmp_path):
     """Ten logged answers that repeat each other and their prompts."""
     rows = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 2, 8, 9]} for n in range(20, 30)]
     return write_jsonl(tmp_path / "pairs.jsonl", rows)
 
 
 @pytest.fixture(scope="session")
-def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shape(tmp_path_factory):
     """A folder with nothing but the config of a tiny model, whose token 2 ends texts."""
     folder = tmp_path_factory.mktemp("shape")
     tiny_config("llama").save_pretrained(folder)
@@ -271,9 +243,7 @@ def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_model_does(
-    cli: Cli, pairs: Path, shape: Path
-) -> None:
+def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_model_does(cli, pairs, shape):
     asked = ("bench", "--replay", pairs, "--strategy", "hierarchical,single", "--decoding-length", "8", "--json")
     value = cli(*asked, "--model", shape, "--random-weights").json
     assert set(value) == OF_A_COMPARISON
@@ -291,7 +261,7 @@ def test_forced_replay_needs_a_config_only_and_accepts_what_a_replay_without_mod
 
 
 @pytest.mark.deep
-def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli: Cli, pairs: Path, shape: Path, tmp_path: Path) -> None:
+def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli, pairs, shape, tmp_path):
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": json.loads(line)["response_ids"]} for line in pairs.open()])
     assert cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--vocab-size", 40).code == 0
     asked = ("bench", "--replay", pairs, "--model", shape, "--random-weights", "--strategy", "hierarchical", "--dtype")
@@ -310,7 +280,7 @@ def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli: Cli, pairs: Path,
 
 
 @pytest.mark.deep
-def test_weights_of_the_folder_are_not_read(cli: Cli, tmp_path: Path) -> None:
+def test_weights_of_the_folder_are_not_read(cli, tmp_path):
     (tmp_path / "config.json").write_bytes((MODEL / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
     text = [{"prompt": "Question: a\nAnswer:", "response": " He has 2 + 2 = 4 apples."}] * 3
@@ -320,16 +290,14 @@ def test_weights_of_the_folder_are_not_read(cli: Cli, tmp_path: Path) -> None:
     cli.fails(1, *asked, saying=["t.jsonl:1", "--tokenizer"])
 
 
-def test_random_model_is_the_same_each_time_and_leaves_the_random_stream_alone(shape: Path) -> None:
+def test_random_model_is_the_same_each_time_and_leaves_the_random_stream_alone(shape):
     state = torch.random.get_rng_state()
     one, two = (random_model(str(shape)).model.state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_scores_are_computed_and_waited_for_where_answers_are_given(
-    tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_computed_and_waited_for_where_answers_are_given(tiny_model, monkeypatch):
     asked = []  # nodes scored, each time that the best token behind one is looked for
     best, accept = Scores.best, StepBatch.accept
 
@@ -350,9 +318,7 @@ def test_scores_are_computed_and_waited_for_where_answers_are_given(
 
 @pytest.mark.parametrize("architecture", ["gpt_neo", "gpt2"])
 @pytest.mark.parametrize("batch_size", [3, *deep([1])])
-def test_answers_are_forced_on_models_of_other_modes(
-    tiny_model: Callable[..., Any], architecture: str, batch_size: int
-) -> None:
+def test_answers_are_forced_on_models_of_other_modes(tiny_model, architecture, batch_size):
     found = forced(probed(tiny_model(architecture)), batch_size)
     assert found.runs[1].steps < found.runs[0].steps
 
@@ -368,9 +334,7 @@ def forced(target: TargetModel, batch_size: int) -> Comparison:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo"])])
-def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
-    tiny_model: Callable[..., Any], architecture: str
-) -> None:
+def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(tiny_model, architecture):
     target, prompts = probed(tiny_model(architecture)), [ids * 2 for ids in prompts_of(8)]
     options = [dataclasses.replace(option, recycle=False) for option in OPTIONS]  # of given answers nothing is recycled
     free = compare(target, prompts, [], options, max_new_tokens=24, check_lossless=False)
@@ -383,7 +347,7 @@ def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(
     assert 0 < lookup.draft_tokens_wasted < lookup.counts.draft_tokens  # it is not told what is right
 
 
-def test_generate_is_forced_row_by_row_in_a_batch(half: Callable[..., TargetModel]) -> None:
+def test_generate_is_forced_row_by_row_in_a_batch(half):
     target, prompts = half("llama"), prompts_of(7)
     logged = [[*prompt, 2, *prompt][: 3 + number] for number, prompt in enumerate(prompts)]  # of several lengths
     found = compare(target, prompts, [], OPTIONS, batch_size=3, answers=logged)
@@ -391,7 +355,7 @@ def test_generate_is_forced_row_by_row_in_a_batch(half: Callable[..., TargetMode
     assert all(run.outputs == logged for run in found.runs)
 
 
-def test_forced_replay_refuses_what_does_not_fit(cli: Cli, pairs: Path, shape: Path, tmp_path: Path) -> None:
+def test_forced_replay_refuses_what_does_not_fit(cli, pairs, shape, tmp_path):
     asked = ("bench", "--model", shape, "--random-weights", "--strategy", "single")
     cli.fails(2, "bench", "--random-weights", saying=["--random-weights", "--model", "--replay"])
     cli.fails(2, "bench", "--random-weights", "--replay", pairs, saying=["--random-weights", "--model"])
@@ -415,7 +379,7 @@ def test_forced_replay_refuses_what_does_not_fit(cli: Cli, pairs: Path, shape: P
     cli.fails(1, *asked, "--replay", pairs, "--trie", tmp_path / "c.trie", saying=["c.trie", "501", "97"])
 
 
-def test_model_that_decodes_plainly_cannot_be_forced(cli: Cli, pairs: Path, tmp_path: Path) -> None:
+def test_model_that_decodes_plainly_cannot_be_forced(cli, pairs, tmp_path):
     tiny_config("mamba").save_pretrained(tmp_path)
     asked = ("bench", "--replay", pairs, "--model", tmp_path, "--random-weights", "--strategy", "single")
     result = cli(*asked)
@@ -424,7 +388,7 @@ def test_model_that_decodes_plainly_cannot_be_forced(cli: Cli, pairs: Path, tmp_
 
 
 @pytest.mark.deep
-def test_several_quantizations_make_one_table_of_speed_memory_and_loss(cli: Cli, tmp_path: Path) -> None:
+def test_several_quantizations_make_one_table_of_speed_memory_and_loss(cli, tmp_path):
     given = (
         "bench", "--model", MODEL, "--input", PROMPTS, "--rows", 2, "--max-new-tokens", 8, "--no-peers", "--strategy", "auto",
     )  # fmt: skip

@@ -1,23 +1,18 @@
 """What bench says of a run: spread, repeats, where the time went, how deep drafts were accepted. Sweeps and the report."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lookahead.bench.compare import AT_A_TIME, Comparison, _in_turn, compare, names_of_runs
+from lookahead.bench.compare import AT_A_TIME, _in_turn, compare, names_of_runs
 from lookahead.bench.contenders import grid
 from lookahead.bench.run import Run, StepLog, Turn, median_turn, progress
 from lookahead.decode.engine import DecodingEngine
@@ -27,12 +22,12 @@ from lookahead.draft.tree import DraftTree
 from lookahead.forward import memory
 from lookahead.models.probe import probed
 from lookahead_cli.comparison import page_of
-from lookahead_cli.demo import samples_folder
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.drafts import VOCAB_SIZE
+from tests.support.jobs import MODEL
 from tests.support.loading import without_the_op
 
-MODEL, PROMPTS = samples_folder() / "demo-model", samples_folder() / "prompts.jsonl"
+PROMPTS = MODEL.parent / "prompts.jsonl"
 ON_MODEL = ("bench", "--model", MODEL, "--input", PROMPTS)
 FIXED = DraftOptions(decoding_length=8, adaptive=False)
 OF_A_DIVERGENCE = {"row", "run", "place", "expected", "got", "expected_score", "got_score", "tolerance", "kind"}
@@ -45,14 +40,12 @@ def prompts_of(count: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def compared(tiny_model: Callable[..., Any]) -> Comparison:
+def compared(tiny_model):
     options = [dataclasses.replace(FIXED, adaptive=True), FIXED, dataclasses.replace(FIXED, strategy="single")]
     return compare(probed(tiny_model("llama")), prompts_of(6), [], options, max_new_tokens=20, repeats=2)
 
 
 # turns
-
-
 def turn(tokens: int, seconds: float) -> Turn:
     return Turn([[0] * tokens], seconds, steps=tokens, forwards=tokens)
 
@@ -77,7 +70,7 @@ FIVE = (1, 1, 0.5, 1, 0.2)  # 1, 2, 2, 4 and 5 times as fast
         ([[1, 4]], [[0.5, 1]], 2, (2.5, 3.5)),  # over repeats too: of 2 and 4
     ],
 )
-def test_spread_is_that_of_the_ratios_of_turns_and_repeats(plain: Any, ours: Any, speedup: float, spread: Any) -> None:
+def test_spread_is_that_of_the_ratios_of_turns_and_repeats(plain, ours, speedup, spread):
     first, second = run_of(*plain), run_of(*ours)
     first.settle(first)
     second.settle(first)
@@ -86,7 +79,7 @@ def test_spread_is_that_of_the_ratios_of_turns_and_repeats(plain: Any, ours: Any
     assert first.speedup == 1
 
 
-def test_repeated_turn_counts_as_its_repeat_of_median_time() -> None:
+def test_repeated_turn_counts_as_its_repeat_of_median_time():
     repeats = [turn(10, seconds) for seconds in (9.0, 1.0, 2.0)]
     assert median_turn(repeats) is repeats[2]
     assert median_turn(repeats[:2]) is repeats[1]
@@ -95,7 +88,7 @@ def test_repeated_turn_counts_as_its_repeat_of_median_time() -> None:
     assert (run.tokens, run.seconds) == (10, 2.0)
 
 
-def test_few_prompts_refill_slots_all_the_same(tiny_model: Callable[..., Any]) -> None:
+def test_few_prompts_refill_slots_all_the_same(tiny_model):
     """Two slots and answers of 1, 19, 19 and 1 tokens: 38 decode steps of 2 rows at 18 forwards, were it not for the start."""
     prompts, lengths = prompts_of(4), [20, 2, 2, 20]
     answers = [[5] * length for length in lengths]
@@ -107,12 +100,12 @@ def test_few_prompts_refill_slots_all_the_same(tiny_model: Callable[..., Any]) -
 
 
 @pytest.mark.deep
-def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_take_turns_within_an_answer(tiny_model, monkeypatch):
     """And meanwhile the garbage collector leaves alone what was there before."""
-    said: list[str] = []
+    said = []
     step = DecodingEngine._step
 
-    def noted(engine: DecodingEngine, *arguments: Any) -> None:
+    def noted(engine, *arguments):
         said.append(engine.drafter.options.strategy)
         assert gc.get_freeze_count() > 0
         step(engine, *arguments)
@@ -128,10 +121,10 @@ def test_contenders_take_turns_within_an_answer(tiny_model: Callable[..., Any], 
     assert gc.get_freeze_count() > 0  # what others keep frozen stays so
 
 
-def test_contender_that_is_ahead_waits_for_the_others() -> None:
-    order: list[str] = []
+def test_contender_that_is_ahead_waits_for_the_others():
+    order = []
 
-    def steps_of(name: str, tokens: int, of: int) -> Iterator[int | Turn]:
+    def steps_of(name, tokens, of):
         for said in range(tokens, of, tokens):
             order.append(name)
             yield said
@@ -149,7 +142,7 @@ def test_contender_that_is_ahead_waits_for_the_others() -> None:
 
 
 @pytest.mark.deep
-def test_prompts_are_taken_in_side_by_side(compared: Comparison) -> None:
+def test_prompts_are_taken_in_side_by_side(compared):
     """What was taken in is how far a contender has come before it says anything."""
     for run in compared.runs[:4]:
         assert [each.clock.taken_in for each in run.turns if each.clock] == [15] * 6
@@ -157,9 +150,7 @@ def test_prompts_are_taken_in_side_by_side(compared: Comparison) -> None:
 
 
 # steps
-
-
-def test_depths_count_steps_that_drafted_so_deep_and_those_accepted_there() -> None:
+def test_depths_count_steps_that_drafted_so_deep_and_those_accepted_there():
     log = StepLog()
     for parents, accepted in (([-1, 0, 1, 0], (1,)), ([-1, 0, 1, 2], (1, 2, 3)), ([-1], ()), ([-1, 0, 0], ())):
         n = len(parents)
@@ -171,18 +162,19 @@ def test_depths_count_steps_that_drafted_so_deep_and_those_accepted_there() -> N
     assert right == Counter({1: 2, 2: 1, 3: 1})
 
 
-def test_forwards_that_only_take_in_prompts_are_no_decode_forwards(compared: Comparison) -> None:
+def test_forwards_that_only_take_in_prompts_are_no_decode_forwards(compared):
     for run in compared.runs[:4]:
         decode = sum(len(each.decode_forwards) for each in run.turns)
         assert decode == run.steps
         assert run.forwards == decode + 6  # a prefill each
 
 
-def test_depths_wasted_tokens_and_sources_tell_of_the_same_drafts(compared: Comparison) -> None:
+def test_depths_wasted_tokens_and_sources_tell_of_the_same_drafts(compared):
     for run in (run.as_json() for run in compared.runs[1:4]):
         accepted = run["draft_tokens"] - run["draft_tokens_wasted"]
         depths = run["accepted_by_depth"]
-        assert sum(each["accepted"] for each in depths) == accepted == sum(run["accepted_by_source"].values()) > 0
+        assert sum(each["accepted"] for each in depths) == accepted == sum(run["accepted_by_source"].values())
+        assert accepted > 0 or run["adaptive"]  # which drafts what pays on this machine
         assert [each["depth"] for each in depths] == list(range(1, len(depths) + 1))
         offered = [each["offered"] for each in depths]
         assert sorted(offered, reverse=True) == offered
@@ -193,7 +185,7 @@ def test_depths_wasted_tokens_and_sources_tell_of_the_same_drafts(compared: Comp
     assert compared.runs[0].as_json()["accepted_by_depth"] == []
 
 
-def test_parts_of_the_time_sum_to_all_of_it_and_peers_have_none(compared: Comparison) -> None:
+def test_parts_of_the_time_sum_to_all_of_it_and_peers_have_none(compared):
     for run in (run.as_json() for run in compared.runs):
         if run["strategy"] == "peer":
             assert [run[name] for name in (*TIMES, "forward_ms", "accepted_by_depth")] == [None] * 6
@@ -204,7 +196,7 @@ def test_parts_of_the_time_sum_to_all_of_it_and_peers_have_none(compared: Compar
 
 
 @pytest.mark.deep
-def test_each_repeat_is_the_same_work(tiny_model: Callable[..., Any], compared: Comparison) -> None:
+def test_each_repeat_is_the_same_work(tiny_model, compared):
     once = compare(probed(tiny_model("llama")), prompts_of(6), [], [FIXED], max_new_tokens=20)
     by_name = {run.name: run for run in compared.runs}
     for run in once.runs:
@@ -216,24 +208,20 @@ def test_each_repeat_is_the_same_work(tiny_model: Callable[..., Any], compared: 
     assert (once.repeats, compared.repeats, compared.as_json()["repeats"]) == (1, 2, 2)
 
 
-def test_lengths_stand_with_every_run(compared: Comparison) -> None:
+def test_lengths_stand_with_every_run(compared):
     runs = [(run["adaptive"], run["decoding_length"], run["branch_length"]) for run in compared.as_json()["runs"]]
     assert runs == [(False, 1, 0), (True, 8, 64), (False, 8, 64), (False, 8, 64), (False, None, None), (False, None, None)]
 
 
 # what is checked
-
-
-def test_outputs_of_the_first_rows_only_are_compared_where_that_is_asked(tiny_model: Callable[..., Any]) -> None:
+def test_outputs_of_the_first_rows_only_are_compared_where_that_is_asked(tiny_model):
     found = compare(probed(tiny_model("llama")), prompts_of(5), [], [FIXED], 4, peers=False, lossless_rows=3)
     assert found.lossless is not None
     assert (found.lossless_rows, found.lossless.checked) == (3, 3)
 
 
 @pytest.mark.parametrize(("asked", "rows"), [((), 64), (("--check-lossless",), 65), (("--no-check-lossless",), 0)])
-def test_first_64_rows_are_checked_unless_all_or_none_are_asked_for(
-    cli: Cli, tmp_path: Path, asked: tuple[str, ...], rows: int
-) -> None:
+def test_first_64_rows_are_checked_unless_all_or_none_are_asked_for(cli, tmp_path, asked, rows):
     prompts = write_jsonl(tmp_path / "p.jsonl", [{"prompt": f"{number} apples"} for number in range(65)])
     few = ("--max-new-tokens", 2, "--strategy", "single", "--no-peers", "--batch-size", 16)
     value = cli("bench", "--model", MODEL, "--input", prompts, *few, *asked, "--json").json
@@ -242,21 +230,19 @@ def test_first_64_rows_are_checked_unless_all_or_none_are_asked_for(
 
 
 # a sweep
-
-
-def test_grid_leaves_out_branch_lengths_that_change_nothing() -> None:
+def test_grid_leaves_out_branch_lengths_that_change_nothing():
     assert grid([16, 4], [4, 8, 16]) == [(4, 4), (16, 4), (16, 8), (16, 16)]
     assert grid([2, 32, 2], [64]) == [(2, 64), (32, 64)]
 
 
-def test_names_tell_branch_lengths_where_they_differ() -> None:
+def test_names_tell_branch_lengths_where_they_differ():
     short, auto = dataclasses.replace(FIXED, branch_length=4), dataclasses.replace(FIXED, adaptive=True, branch_length=16)
     assert names_of_runs([auto, FIXED]) == ["auto", "hierarchical 8"]
     assert names_of_runs([auto, FIXED, short]) == ["auto", "hierarchical 8/64", "hierarchical 8/4"]
 
 
 @pytest.mark.deep
-def test_sweep_measures_a_grid_beside_auto_and_draws_it(cli: Cli, tmp_path: Path) -> None:
+def test_sweep_measures_a_grid_beside_auto_and_draws_it(cli, tmp_path):
     saved, plot, report = tmp_path / "s.json", tmp_path / "s.png", tmp_path / "s.html"
     result = cli(
         *ON_MODEL, "--rows", 2, "--max-new-tokens", 12, "--sweep", "--decoding-length", "2,8", "--branch-length", "2,8",
@@ -279,7 +265,7 @@ def test_sweep_measures_a_grid_beside_auto_and_draws_it(cli: Cli, tmp_path: Path
 
 
 @pytest.mark.deep
-def test_sweep_of_random_weights_runs_the_peers_too(cli: Cli, tmp_path: Path) -> None:
+def test_sweep_of_random_weights_runs_the_peers_too(cli, tmp_path):
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [5, 6, 7, 5, 6], "response_ids": [7, 5, 6, 7, 9]}] * 2)
     asked = ("bench", "--replay", pairs, "--model", MODEL, "--random-weights", "--sweep", "--json", "--repeat", 2)
     runs = cli(*asked, "--decoding-length", "4").json["runs"]
@@ -287,7 +273,7 @@ def test_sweep_of_random_weights_runs_the_peers_too(cli: Cli, tmp_path: Path) ->
     assert len(cli(*asked, "--rows", 1, "--no-peers").json["runs"]) == 2 + 15
 
 
-def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli: Cli, tmp_path: Path) -> None:
+def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli, tmp_path):
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [5], "response_ids": [7, 5]}])
     for option in (("--repeat", 2), ("--report", tmp_path / "r.html"), ("--check-lossless",)):
         cli.fails(2, "bench", "--replay", pairs, *option, saying=["--replay runs no model", option[0]])
@@ -302,8 +288,6 @@ def test_bench_refuses_what_a_sweep_or_a_replay_cannot_do(cli: Cli, tmp_path: Pa
 
 
 # the report
-
-
 class Page(HTMLParser):
     """Tags opened and closed, what they refer to, the words of the page."""
 
@@ -336,7 +320,7 @@ class Page(HTMLParser):
             self.words += text
 
 
-def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) -> None:
+def test_report_is_one_page_that_needs_nothing_else(cli, tmp_path):
     report = tmp_path / "r.html"
     asked = ("--rows", 2, "--max-new-tokens", 8, "--repeat", 2, "--report", report, "--json")
     value = cli(*ON_MODEL, *asked).json
@@ -357,7 +341,7 @@ def test_report_is_one_page_that_needs_nothing_else(cli: Cli, tmp_path: Path) ->
 
 
 @pytest.mark.deep
-def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
+def test_report_escapes_what_comes_from_outside(compared):
     for each in (
         compared,
         dataclasses.replace(compared, forced=True, lossless=None),
@@ -372,9 +356,7 @@ def test_report_escapes_what_comes_from_outside(compared: Comparison) -> None:
 
 
 @pytest.mark.deep
-def test_near_ties_are_listed_below_the_table_in_the_json_and_in_the_report(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_near_ties_are_listed_below_the_table_in_the_json_and_in_the_report(cli, tmp_path, monkeypatch):
     without_the_op(monkeypatch)
     asked = ("--rows", 4, "--max-new-tokens", 40, "--strategy", "hierarchical,single", "--dtype", "bfloat16", "--no-peers")
     saved, report = tmp_path / "b.json", tmp_path / "r.html"

@@ -1,7 +1,5 @@
 """Figures: kinds of file, what stands at their border, metrics' labels."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from pathlib import Path
@@ -13,14 +11,14 @@ import pytest
 from lookahead.bench.plot import draw_capacity, draw_profile, head, save_figure
 from lookahead.bench.trie_report import Capacity
 from lookahead.budget.profile import read_profile
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 
 BEGINS = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 CURVE = [Capacity(0, 0, 2.3), *(Capacity(1000 << n, 6000 << n, 2.3 + 0.1 * n) for n in range(5))]
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg", "PNG"])
-def test_ending_says_what_is_drawn(tmp_path: Path, ending: str) -> None:
+def test_ending_says_what_is_drawn(tmp_path, ending):
     draw_profile(read_profile("llama-7b-h200"), str(tmp_path / f"a.{ending}"))
     assert (tmp_path / f"a.{ending}").read_bytes().startswith(BEGINS[ending.lower()])
 
@@ -31,7 +29,7 @@ def border_is_white(path: Path) -> bool:
     return all((line > 0.99).all() for line in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]))
 
 
-def test_long_title_is_broken_and_nothing_is_cut_at_the_border(tmp_path: Path) -> None:
+def test_long_title_is_broken_and_nothing_is_cut_at_the_border(tmp_path):
     draw_capacity(CURVE, "/a/long/folder" * 30 + " answers.trie on held-out.jsonl", str(tmp_path / "a.png"))
     assert border_is_white(tmp_path / "a.png")
     assert matplotlib.image.imread(tmp_path / "a.png").shape[1] < 1000
@@ -39,7 +37,7 @@ def test_long_title_is_broken_and_nothing_is_cut_at_the_border(tmp_path: Path) -
     assert border_is_white(tmp_path / "b.png")
 
 
-def test_labels_stand_on_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_stand_on_no_line(tmp_path, monkeypatch):
     from matplotlib import pyplot
     from matplotlib.transforms import Bbox
 
@@ -60,7 +58,7 @@ def test_labels_stand_on_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pyplot.close(figure)
 
 
-def test_names_that_the_font_lacks_or_that_have_effects_are_drawn_without_a_warning(tmp_path: Path) -> None:
+def test_names_that_the_font_lacks_or_that_have_effects_are_drawn_without_a_warning(tmp_path):
     from matplotlib import pyplot
 
     with warnings.catch_warnings():
@@ -72,7 +70,7 @@ def test_names_that_the_font_lacks_or_that_have_effects_are_drawn_without_a_warn
     assert b"\x1b" not in (tmp_path / "a.svg").read_bytes()
 
 
-def test_unknown_ending_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> None:
+def test_unknown_ending_is_refused_before_the_work(cli, tmp_path):
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [1, 2], "response_ids": [3, 4, 1, 2, 3, 4]}])
     asked = [
         ("bench", "--replay", pairs, "--cost-profile", "llama-7b-h200"),
@@ -87,7 +85,7 @@ def test_unknown_ending_is_refused_before_the_work(cli: Cli, tmp_path: Path) -> 
 
 
 @pytest.mark.deep
-def test_sweeps_are_drawn_whole_and_say_branch_lengths(cli: Cli, tmp_path: Path) -> None:
+def test_sweeps_are_drawn_whole_and_say_branch_lengths(cli, tmp_path):
     rows = [{"prompt_ids": [1, 2, n], "response_ids": [3, n, 1, 2, n, 3, n, 1, 2]} for n in range(4, 9)]
     pairs, lengths = write_jsonl(tmp_path / "p.jsonl", rows), ("--decoding-length", "4,8", "--branch-length", "2,4")
     for command, name in (

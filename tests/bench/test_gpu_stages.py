@@ -1,7 +1,5 @@
 """benchmarks/gpu.py: its stages run, small, on a CPU; one that was cut short continues."""
 
-from __future__ import annotations
-
 import json
 import sys
 

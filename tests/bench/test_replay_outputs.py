@@ -1,7 +1,5 @@
 """The tool reads what it has written: replays and tries of the outputs of jobs, ours and OpenAI's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ from lookahead.corpus.answers import answered, asked
 from lookahead.corpus.read import CorpusReport, read_documents
 from lookahead.job.fields import RowFields
 from lookahead.job.pairs import JobSettings, pairs_of, read_log, settings_of
-from lookahead_cli.demo import samples_folder
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
+from tests.support.jobs import MODEL
 
-MODEL = samples_folder() / "demo-model"
 TEXT = "the cat sat on the mat"
 
 
@@ -43,9 +40,7 @@ def chat_line(custom_id: str, *texts: Any, finish_reason: str = "stop") -> dict[
 
 
 # ---- pairs of outputs and prompts
-
-
-def test_answers_are_joined_with_their_prompts_by_id_and_failed_rows_are_left_out(tmp_path: Path) -> None:
+def test_answers_are_joined_with_their_prompts_by_id_and_failed_rows_are_left_out(tmp_path):
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"id": "b", "prompt_ids": [3, 4]}, {"prompt_ids": [1, 2]}, {"bad": 1}])
     out = write_jsonl(tmp_path / "out.jsonl", [said(2, [5, 6]), failed(3), said("b", [7, 8]), said("gone", [9])])
     log = read_log(str(out))
@@ -54,7 +49,7 @@ def test_answers_are_joined_with_their_prompts_by_id_and_failed_rows_are_left_ou
     assert [note.partition(": ")[2].split()[0] for note in log.notes()] == ["1", "1"]
 
 
-def test_default_ids_are_lines_and_of_several_files_file_and_line(tmp_path: Path) -> None:
+def test_default_ids_are_lines_and_of_several_files_file_and_line(tmp_path):
     names = [str(write_jsonl(tmp_path / f"{n}.jsonl", [{"prompt_ids": [n, 1]}, {"prompt_ids": [n, 2]}])) for n in (1, 2)]
     one = write_jsonl(tmp_path / "one.jsonl", [said(2, [5])])
     both = write_jsonl(tmp_path / "both.jsonl", [said("2.jsonl:1", [5]), said("1.jsonl:2", [6])])
@@ -62,13 +57,13 @@ def test_default_ids_are_lines_and_of_several_files_file_and_line(tmp_path: Path
     assert pairs_of(read_log(str(both)), no_tokenizer, names) == [([2, 1], [5]), ([1, 2], [6])]
 
 
-def test_every_sample_is_a_pair_and_rows_are_counted_by_row(tmp_path: Path) -> None:
+def test_every_sample_is_a_pair_and_rows_are_counted_by_row(tmp_path):
     row = said(1, [5], prompt_ids=[1, 2], samples=[{"token_ids": ids, "finish_reason": "stop"} for ids in ([5], [6, 7])])
     out = write_jsonl(tmp_path / "out.jsonl", [failed(9), row, {**row, "id": 2}])
     assert pairs_of(read_log(str(out), rows=1), no_tokenizer) == [([1, 2], [5]), ([1, 2], [6, 7])]
 
 
-def test_text_is_tokenized_and_an_answer_that_was_cut_gets_no_end(tmp_path: Path, tokenizer: Any) -> None:
+def test_text_is_tokenized_and_an_answer_that_was_cut_gets_no_end(tmp_path, tokenizer):
     ids = tokenizer(TEXT)["input_ids"]
     rows = [{"id": n, "prompt": TEXT, "text": TEXT, "finish_reason": end} for n, end in enumerate(("stop", "length"))]
     log = read_log(str(write_jsonl(tmp_path / "out.jsonl", rows)))
@@ -76,7 +71,7 @@ def test_text_is_tokenized_and_an_answer_that_was_cut_gets_no_end(tmp_path: Path
     assert "tokenized again" in "".join(log.notes())
 
 
-def test_chat_prompts_are_rendered_as_the_job_did(tmp_path: Path, tokenizer: Any) -> None:
+def test_chat_prompts_are_rendered_as_the_job_did(tmp_path, tokenizer):
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"prompt": TEXT}])
     out = write_jsonl(tmp_path / "out.jsonl", [said(1, [5], prompt_tokens=len(tokenizer(TEXT)["input_ids"]))])
     log = read_log(str(out))
@@ -86,7 +81,7 @@ def test_chat_prompts_are_rendered_as_the_job_did(tmp_path: Path, tokenizer: Any
     assert "--chat" in "".join(log.notes())
 
 
-def test_openai_lines_are_joined_by_custom_id_whatever_their_content_is_made_of(tmp_path: Path, tokenizer: Any) -> None:
+def test_openai_lines_are_joined_by_custom_id_whatever_their_content_is_made_of(tmp_path, tokenizer):
     parts = [{"type": "text", "text": TEXT[:7]}, {"type": "text", "text": TEXT[7:]}]
     body = {"model": "m", "messages": [{"role": "user", "content": TEXT}]}
     prompts = write_jsonl(
@@ -102,7 +97,7 @@ def test_openai_lines_are_joined_by_custom_id_whatever_their_content_is_made_of(
     assert log.failed == 2
 
 
-def test_several_prompts_of_a_line_and_echoed_ones_find_their_answers(tmp_path: Path, tokenizer: Any) -> None:
+def test_several_prompts_of_a_line_and_echoed_ones_find_their_answers(tmp_path, tokenizer):
     bodies = [{"prompt": ["the cat", "the dog"], "n": 2}, {"prompt": TEXT, "echo": True}]
     requests = [{"custom_id": f"r-{n}", "url": "/v1/completions", "body": {"model": "m", **b}} for n, b in enumerate(bodies)]
     prompts = write_jsonl(tmp_path / "in.jsonl", requests)
@@ -112,14 +107,14 @@ def test_several_prompts_of_a_line_and_echoed_ones_find_their_answers(tmp_path: 
         lines.append({"custom_id": custom_id, "response": {"status_code": 200, "body": {"choices": choices}}, "error": None})
     found = pairs_of(read_log(str(write_jsonl(tmp_path / "out.jsonl", lines))), lambda: tokenizer, [str(prompts)])
 
-    def ids(text: str) -> Any:
+    def ids(text):
         return tokenizer(text)["input_ids"]
 
     expected = [("the cat", " sat"), ("the cat", " on"), ("the dog", " the"), ("the dog", " mat"), (TEXT, " and")]
     assert found == [(ids(prompt), ids(answer)) for prompt, answer in expected]
 
 
-def test_prompts_are_made_of_fields_as_the_job_did(tmp_path: Path, tokenizer: Any) -> None:
+def test_prompts_are_made_of_fields_as_the_job_did(tmp_path, tokenizer):
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"q": "the cat", "a": "x"}])
     out = write_jsonl(tmp_path / "out.jsonl", [said(1, [5])])
     by_field, by_template = RowFields("q"), RowFields(template="on {{ q }}")
@@ -135,7 +130,7 @@ def test_prompts_are_made_of_fields_as_the_job_did(tmp_path: Path, tokenizer: An
     assert known.fields.prompt_field == "q"
 
 
-def test_logs_may_be_arrays_and_tables(tmp_path: Path, tokenizer: Any) -> None:
+def test_logs_may_be_arrays_and_tables(tmp_path, tokenizer):
     array, table = tmp_path / "log.json", tmp_path / "log.csv"
     array.write_text(json.dumps([{"prompt": "the cat", "response": TEXT}]))
     table.write_text(f"prompt,response\nthe cat,{TEXT}\n")
@@ -144,10 +139,9 @@ def test_logs_may_be_arrays_and_tables(tmp_path: Path, tokenizer: Any) -> None:
     assert pairs_of(read_log(str(table)), lambda: tokenizer) == expected
 
 
-def test_kept_columns_do_not_pass_for_the_answer() -> None:
+def test_kept_columns_do_not_pass_for_the_answer():
     row = said(1, [5], prompt="Q", answer="the reference", response=None)
     found = answered(row)
-    assert found is not None
     assert (found.answers[0].token_ids, found.prompt) == ([5], "Q")
     assert answered({"prompt": "Q", "response": "A"}) is None
     assert asked({"prompt": "Q"}) is None
@@ -162,26 +156,24 @@ def test_kept_columns_do_not_pass_for_the_answer() -> None:
         ([said(1, [5], prompt="Q")], ["out.jsonl:1", "--tokenizer"]),
     ],
 )
-def test_what_is_missing_is_said(cli: Cli, tmp_path: Path, rows: list[Any], saying: list[str]) -> None:
+def test_what_is_missing_is_said(cli, tmp_path, rows, saying):
     out = write_jsonl(tmp_path / "out.jsonl", rows)
     cli.fails(1, "replay", out, saying=saying)
 
 
-def test_prompts_of_another_job_are_refused(cli: Cli, tmp_path: Path) -> None:
+def test_prompts_of_another_job_are_refused(cli, tmp_path):
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"id": "a", "prompt_ids": [1]}])
     out = write_jsonl(tmp_path / "out.jsonl", [said("b", [5, 6])])
     cli.fails(1, "replay", out, "--prompts", prompts, saying=["no prompt in", "in.jsonl", '"b"'])
 
 
 # ---- replay as a command
-
-
-def test_replay_is_bench_replay_with_the_same_json(cli: Cli, tmp_path: Path) -> None:
+def test_replay_is_bench_replay_with_the_same_json(cli, tmp_path):
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [1, 2, 3], "response_ids": [1, 2, 3, 1, 2, 3]}] * 3)
     other = write_jsonl(tmp_path / "q.jsonl", [{"prompt_ids": [1, 2], "response_ids": [4, 1, 2, 4]}] * 2)
     options = ("--strategy", "hierarchical,single", "--decoding-length", "4,8", "--json")
 
-    def untimed(value: Any) -> Any:
+    def untimed(value):
         for workload in value["workloads"]:
             workload.pop("build_seconds")
             for run in workload["strategies"]:
@@ -195,7 +187,7 @@ def test_replay_is_bench_replay_with_the_same_json(cli: Cli, tmp_path: Path) -> 
     cli.fails(2, "replay", pairs, "--no-chat", "--system", "x", saying=["--system"])
 
 
-def test_text_takes_the_tokenizer_of_the_trie(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_text_takes_the_tokenizer_of_the_trie(cli, tmp_path, tokenizer_folder):
     rows = [{"prompt": f"{n} the cat", "response": TEXT} for n in range(4)]
     pairs = write_jsonl(tmp_path / "p.jsonl", rows)
     assert cli("build-trie", pairs, "-o", tmp_path / "t.trie", "--tokenizer", tokenizer_folder).code == 0
@@ -208,7 +200,7 @@ def test_text_takes_the_tokenizer_of_the_trie(cli: Cli, tmp_path: Path, tokenize
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def job(tmp_path_factory):
     """A folder with in.jsonl, of all kinds of rows, and what `generate` answers, with --echo (also .parquet) and without."""
     from lookahead_cli.app import run
 
@@ -233,7 +225,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_echoed_prompts_and_joined_prompts_are_the_same_pairs(cli: Cli, job: Path) -> None:
+def test_echoed_prompts_and_joined_prompts_are_the_same_pairs(cli, job):
     from lookahead.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(MODEL))
@@ -247,7 +239,7 @@ def test_echoed_prompts_and_joined_prompts_are_the_same_pairs(cli: Cli, job: Pat
     assert [prompt for prompt, _ in pairs_of(parquet, lambda: tokenizer)][::2] == [prompt for prompt, _ in pairs[:3]]
 
 
-def test_manifest_names_prompts_chat_and_tokenizer(cli: Cli, job: Path) -> None:
+def test_manifest_names_prompts_chat_and_tokenizer(cli, job):
     options = ("--strategy", "hierarchical", "--json")
     joined = cli("replay", job / "plain.jsonl", *options)
     assert "in.jsonl, which its manifest names" in joined.err
@@ -260,14 +252,12 @@ def test_manifest_names_prompts_chat_and_tokenizer(cli: Cli, job: Path) -> None:
 
 
 # ---- tries of outputs
-
-
 def documents(path: Path, tokenizer: Any | None, **options: Any) -> tuple[list[list[int]], CorpusReport]:
     report = CorpusReport()
     return [list(each.token_ids) for each in read_documents([str(path)], tokenizer, report, **options)], report
 
 
-def test_answers_of_jobs_become_documents_with_an_end_unless_they_were_cut(tmp_path: Path, tokenizer: Any) -> None:
+def test_answers_of_jobs_become_documents_with_an_end_unless_they_were_cut(tmp_path, tokenizer):
     ids, end = tokenizer(TEXT)["input_ids"], tokenizer.eos_token_id
     samples = [{"text": TEXT, "finish_reason": reason} for reason in ("stop", "length")]
     rows = [
@@ -285,14 +275,14 @@ def test_answers_of_jobs_become_documents_with_an_end_unless_they_were_cut(tmp_p
     assert (report.rows, report.failed, report.bad, report.requests) == (5, 2, 0, 0)
 
 
-def test_answers_in_ids_need_no_tokenizer(tmp_path: Path) -> None:
+def test_answers_in_ids_need_no_tokenizer(tmp_path):
     rows = [said(1, [5, 6], prompt_ids=[1, 2]), said(2, [7, 99])]
     found, report = documents(write_jsonl(tmp_path / "out.jsonl", rows), None, vocab_size=10)
     assert found == [[1, 2, 5, 6]]
     assert "99" in report.problems[0]
 
 
-def test_requests_are_documents_by_their_answers_or_else_by_what_was_asked(tmp_path: Path, tokenizer: Any) -> None:
+def test_requests_are_documents_by_their_answers_or_else_by_what_was_asked(tmp_path, tokenizer):
     system, user = {"role": "system", "content": "You are kind."}, {"role": "user", "content": TEXT}
     done = {"role": "assistant", "content": TEXT}
     bodies = [{"messages": [system, user]}, {"messages": [user, done]}, {"prompt": TEXT}, {"input": 1}]
@@ -306,7 +296,7 @@ def test_requests_are_documents_by_their_answers_or_else_by_what_was_asked(tmp_p
     assert (report.rows, report.requests, report.bad) == (3, 2, 1)
 
 
-def test_trie_of_a_parquet_output_is_that_of_its_answers(cli: Cli, job: Path, tmp_path: Path) -> None:
+def test_trie_of_a_parquet_output_is_that_of_its_answers(cli, job, tmp_path):
     value = cli("build-trie", job / "echo.parquet", "-o", tmp_path / "o.trie", "--tokenizer", MODEL, "--json").json
     assert (value["rows"], value["documents"], value["failed_rows"], value["bad_rows"]) == (3, 6, 1, 0)
     lines = cli("build-trie", job / "echo.jsonl", "-o", tmp_path / "p.trie", "--tokenizer", MODEL)

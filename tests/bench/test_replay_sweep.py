@@ -1,8 +1,5 @@
 """EDL against decoding and branch length from logged answers alone: tables, JSON and figure."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +7,13 @@ import pytest
 from lookahead.bench.logged import Workload, replay_workloads
 from lookahead.bench.plot import Grid, grids, replay_sweep_figure
 from lookahead.draft.options import DraftOptions
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 
 ROWS = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 7, 8, 9]} for n in range(20, 30)]
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> Path:
+def pairs(tmp_path):
     return write_jsonl(tmp_path / "pairs.jsonl", ROWS)
 
 
@@ -24,7 +21,7 @@ def edl_by_lengths(value: Any) -> dict[tuple[int, int], float]:
     return {(run["decoding_length"], run["branch_length"]): run["edl"] for run in value["strategies"]}
 
 
-def test_every_cell_is_the_replay_of_these_lengths(cli: Cli, pairs: Path) -> None:
+def test_every_cell_is_the_replay_of_these_lengths(cli, pairs):
     lengths = ("--decoding-length", "2,4,16", "--branch-length", "1,2,8")
     swept = edl_by_lengths(cli("replay", pairs, "--sweep", *lengths, "--json").json)
     assert set(swept) == {(2, 1), (4, 1), (4, 2), (4, 8), (16, 1), (16, 2), (16, 8)}
@@ -35,7 +32,7 @@ def test_every_cell_is_the_replay_of_these_lengths(cli: Cli, pairs: Path) -> Non
     assert swept == edl_by_lengths(cli("bench", "--replay", pairs, "--sweep", *lengths, "--json").json)
 
 
-def test_tables_have_both_axes_and_the_figure_is_drawn(cli: Cli, pairs: Path, tmp_path: Path) -> None:
+def test_tables_have_both_axes_and_the_figure_is_drawn(cli, pairs, tmp_path):
     plot, saved = tmp_path / "sweep.png", tmp_path / "s.json"
     lengths = ("--decoding-length", "4,16", "--branch-length", "2,8")
     out = cli("replay", pairs, "--sweep", *lengths, "--plot", plot, "--save", saved).out
@@ -49,7 +46,7 @@ def test_tables_have_both_axes_and_the_figure_is_drawn(cli: Cli, pairs: Path, tm
     assert '"branch_length": 8' in saved.read_text()
 
 
-def test_grid_repeats_what_does_not_differ_and_keeps_workloads_starts_and_strategies_apart() -> None:
+def test_grid_repeats_what_does_not_differ_and_keeps_workloads_starts_and_strategies_apart():
     logged = [(row["prompt_ids"], row["response_ids"]) for row in ROWS]
     options = [DraftOptions("hierarchical", n, b) for n, b in ((4, 2), (4, 4), (8, 2), (8, 4))]
     two = [Workload(name, logged, []) for name in ("a", "b")]
@@ -64,7 +61,7 @@ def test_grid_repeats_what_does_not_differ_and_keeps_workloads_starts_and_strate
     assert one.at(2, 64) is one.best
 
 
-def test_figure_shows_each_workload_with_all_of_its_values() -> None:
+def test_figure_shows_each_workload_with_all_of_its_values():
     logged = [(row["prompt_ids"], row["response_ids"]) for row in ROWS]
     options = [DraftOptions("hierarchical", n, b) for n, b in ((2, 2), (4, 2), (4, 4))]
     replays = replay_workloads([Workload("some_$name$", logged, [])], [(None, option) for option in options])
@@ -75,7 +72,7 @@ def test_figure_shows_each_workload_with_all_of_its_values() -> None:
     assert shown == {f"{result.edl:.2f}" for result in replays[0].results}
 
 
-def test_what_a_sweep_cannot_do_is_refused(cli: Cli, pairs: Path, tmp_path: Path) -> None:
+def test_what_a_sweep_cannot_do_is_refused(cli, pairs, tmp_path):
     cli.fails(2, "replay", pairs, "--sweep", "--baselines", saying=["--baselines"])
     cli.fails(2, "replay", pairs, "--plot", tmp_path / "x.png", saying=["--plot", "--sweep"])
     cli.fails(2, "replay", pairs, "--sweep", "--strategy", "auto", saying=["--strategy auto"])

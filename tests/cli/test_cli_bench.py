@@ -1,18 +1,15 @@
 """bench and demo, as typed. Ratios and counts are asserted, never times."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lookahead_cli import demo, render
 from lookahead_cli.demo import samples_folder
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 
 MODEL = samples_folder() / "demo-model"
 OF_ONE_WORKLOAD = {"rows", "tokens", "strategies", "build_seconds"}
@@ -23,13 +20,13 @@ OF_A_RUN = {
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> Path:
+def pairs(tmp_path):
     """Ten logged answers that repeat each other and their prompts."""
     rows = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 7, 8, 9]} for n in range(20, 30)]
     return write_jsonl(tmp_path / "pairs.jsonl", rows)
 
 
-def test_replay_needs_no_model_and_says_warm_and_cold(cli: Cli, pairs: Path, trie: Path) -> None:
+def test_replay_needs_no_model_and_says_warm_and_cold(cli, pairs, trie):
     value = cli("bench", "--replay", pairs, "--trie", trie, "--strategy", "hierarchical", "--json").json
     assert set(value) == OF_ONE_WORKLOAD
     assert (value["rows"], value["tokens"]) == (10, 110)
@@ -45,14 +42,14 @@ def test_replay_needs_no_model_and_says_warm_and_cold(cli: Cli, pairs: Path, tri
 
 
 @pytest.fixture
-def others(tmp_path: Path) -> Path:
+def others(tmp_path):
     """Three logged answers that have nothing in common with `pairs`."""
     rows = [{"prompt_ids": [31, n], "response_ids": [32, 33, 34, 35, n, 36]} for n in range(37, 40)]
     return write_jsonl(tmp_path / "others.jsonl", rows)
 
 
 @pytest.fixture
-def trie(cli: Cli, pairs: Path, tmp_path: Path) -> Path:
+def trie(cli, pairs, tmp_path):
     """Of the answers in `pairs`."""
     assert cli("build-trie", pairs, "-o", tmp_path / "p.trie", "--vocab-size", 40).code == 0
     return tmp_path / "p.trie"
@@ -67,7 +64,7 @@ def without_times(value: Any) -> Any:
     return {**value, "strategies": runs, "build_seconds": 0}
 
 
-def test_baselines_run_beside_ours_at_every_length_warm_and_cold(cli: Cli, pairs: Path, trie: Path) -> None:
+def test_baselines_run_beside_ours_at_every_length_warm_and_cold(cli, pairs, trie):
     lengths = ("--strategy", "hierarchical,single", "--decoding-length", "4,16")
     value = cli("bench", "--replay", pairs, "--trie", trie, *lengths, "--baselines", "--json").json
     names = ["hierarchical", "single", "prompt-lookup", "original-trie"]
@@ -83,16 +80,12 @@ def test_baselines_run_beside_ours_at_every_length_warm_and_cold(cli: Cli, pairs
     assert edl["prompt-lookup", 16, "warm"] == edl["prompt-lookup", 16, "cold"]
 
 
-def test_baselines_without_a_checkout_are_refused_before_anything_is_replayed(
-    cli: Cli, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baselines_without_a_checkout_are_refused_before_anything_is_replayed(cli, pairs, tmp_path, monkeypatch):
     monkeypatch.setattr("lookahead.bench.replay.CHECKOUT", tmp_path)
     cli.fails(2, "replay", pairs, "--baselines", saying=["--baselines", "checkout", "pip install -e ."])
 
 
-def test_several_workloads_give_what_each_gives_alone_and_the_geometric_mean(
-    cli: Cli, pairs: Path, others: Path, trie: Path
-) -> None:
+def test_several_workloads_give_what_each_gives_alone_and_the_geometric_mean(cli, pairs, others, trie):
     asked = ("--trie", trie, "--strategy", "hierarchical,single", "--baselines", "--json")
     value = cli("bench", "--replay", pairs, "--replay", others, *asked).json
     assert set(value) == {"workloads", "geometric_mean"}
@@ -106,9 +99,7 @@ def test_several_workloads_give_what_each_gives_alone_and_the_geometric_mean(
         assert mean == {k: one[k] for k in ("strategy", "decoding_length", "branch_length", "start")}
 
 
-def test_trie_of_one_workload_warms_that_one_only_and_means_are_over_all(
-    cli: Cli, pairs: Path, others: Path, trie: Path
-) -> None:
+def test_trie_of_one_workload_warms_that_one_only_and_means_are_over_all(cli, pairs, others, trie):
     asked = ("--replay", others, "--replay", pairs, "--strategy", "single")
     value = cli("bench", *asked, "--trie", f"pairs={trie}", "--json").json
     assert [runs_of(w) for w in value["workloads"]] == [[("single", 64, "cold")], [("single", 64, s) for s in ("warm", "cold")]]
@@ -118,7 +109,7 @@ def test_trie_of_one_workload_warms_that_one_only_and_means_are_over_all(
     assert warm == ["single", "64", "warm", "-", f"{edl:.2f}", "-"]
 
 
-def test_path_that_holds_an_equals_sign_is_still_a_path(cli: Cli, pairs: Path, others: Path, trie: Path) -> None:
+def test_path_that_holds_an_equals_sign_is_still_a_path(cli, pairs, others, trie):
     odd = trie.rename(trie.parent / "pairs=p.trie")
     for path in (odd, f"others={odd}"):
         value = cli("bench", "--replay", pairs, "--replay", others, "--trie", path, "--strategy", "single", "--json").json
@@ -126,7 +117,7 @@ def test_path_that_holds_an_equals_sign_is_still_a_path(cli: Cli, pairs: Path, o
         assert warm == (["pairs", "others"] if path is odd else ["others"])
 
 
-def test_workloads_whose_files_share_a_name_are_named_by_their_path(cli: Cli, pairs: Path, trie: Path) -> None:
+def test_workloads_whose_files_share_a_name_are_named_by_their_path(cli, pairs, trie):
     (pairs.parent / "b").mkdir()
     copy = pairs.parent / "b" / "pairs.jsonl"
     copy.write_bytes(pairs.read_bytes())
@@ -137,9 +128,7 @@ def test_workloads_whose_files_share_a_name_are_named_by_their_path(cli: Cli, pa
 
 
 @pytest.mark.deep
-def test_tables_of_one_and_of_many_workloads_fit_eighty_columns(
-    cli: Cli, pairs: Path, others: Path, trie: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_one_and_of_many_workloads_fit_eighty_columns(cli, pairs, others, trie, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     asked = ("--trie", trie, "--baselines", "--decoding-length", "16,1024")
     one = cli("bench", "--replay", pairs, *asked).out
@@ -159,9 +148,7 @@ def test_tables_of_one_and_of_many_workloads_fit_eighty_columns(
     assert [len(line.split()) for line in one.splitlines() if "original-trie" in line] == [8] * 4
 
 
-def test_best_value_of_each_column_is_bold(
-    cli: Cli, pairs: Path, others: Path, trie: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_best_value_of_each_column_is_bold(cli, pairs, others, trie, monkeypatch):
     monkeypatch.setattr(render, "bold", lambda cell: f"<{cell}>")
     asked = ("--replay", pairs, "--replay", others, "--trie", trie, "--strategy", "hierarchical", "--baselines")
     lines = [line.split() for line in cli("bench", *asked).out.splitlines()]
@@ -171,16 +158,14 @@ def test_best_value_of_each_column_is_bold(
         assert [cell.startswith("<") for cell in column] == [value == max(values) for value in values]
 
 
-def test_name_of_a_column_is_broken_behind_its_parts_and_never_read_as_markup() -> None:
+def test_name_of_a_column_is_broken_behind_its_parts_and_never_read_as_markup():
     assert render.folded("gsm8k-model.test", 9) == "gsm8k-\nmodel.\ntest"
     assert render.folded("abcdefghij", 4) == "abcd\nefgh\nij"
     assert render.folded("short", 9) == "short"
     assert render.folded("[red]", 9) == "[red]"  # consoles take nothing for markup
 
 
-def test_explain_shows_the_steps_of_each_workload_of_the_first_strategy_warm_where_it_can(
-    cli: Cli, pairs: Path, others: Path, trie: Path
-) -> None:
+def test_explain_shows_the_steps_of_each_workload_of_the_first_strategy_warm_where_it_can(cli, pairs, others, trie):
     asked = ("bench", "--replay", pairs, "--replay", others, "--trie", f"pairs={trie}", "--strategy", "single,hierarchical")
     out = cli(*asked, "--explain", 1, "--decoding-length", 8).out
     assert [line for line in out.splitlines() if "row 1" in line] == [
@@ -196,14 +181,14 @@ def test_explain_shows_the_steps_of_each_workload_of_the_first_strategy_warm_whe
     assert out.partition("others, ")[0].count("\nstep ") == alone.json["strategies"][0]["steps"]
 
 
-def test_explanation_of_a_replay_leaves_stdout_to_json_and_changes_no_figure(cli: Cli, pairs: Path, trie: Path) -> None:
+def test_explanation_of_a_replay_leaves_stdout_to_json_and_changes_no_figure(cli, pairs, trie):
     asked = ("bench", "--replay", pairs, "--trie", trie, "--json")
     explained = cli(*asked, "--explain", 3)
     assert without_times(explained.json) == without_times(cli(*asked).json)
     assert explained.err.count(", row ") == 3
 
 
-def test_weights_reach_the_drafter_of_a_warm_replay(cli: Cli, tmp_path: Path) -> None:
+def test_weights_reach_the_drafter_of_a_warm_replay(cli, tmp_path):
     right, wrong = [1, 2, 3, 4, 5, 6, 7], [1, 2, 9, 9, 9, 9, 9]
     for name, ids in (("right", right), ("wrong", wrong)):
         corpus = write_jsonl(tmp_path / f"{name}.jsonl", [{"ids": ids}])
@@ -219,13 +204,7 @@ def test_weights_reach_the_drafter_of_a_warm_replay(cli: Cli, tmp_path: Path) ->
     cli.fails(2, *asked, "faq=2", saying=['"faq"', "known: right, wrong"])
 
 
-def test_session_tokens_bound_what_a_replay_remembers(cli: Cli, pairs: Path) -> None:
-    asked = ("bench", "--replay", pairs, "--strategy", "single", "--json")
-    assert cli(*asked).json["strategies"][0]["accepted_by_source"]["session"] > 0
-    assert "session" not in cli(*asked, "--session-tokens", 0).json["strategies"][0]["accepted_by_source"]
-
-
-def test_replay_of_one_workload_says_whose_drafts_were_accepted(cli: Cli, pairs: Path, trie: Path) -> None:
+def test_replay_of_one_workload_says_whose_drafts_were_accepted(cli, pairs, trie):
     asked = ("bench", "--replay", pairs, "--trie", trie, "--strategy", "hierarchical")
     counts = cli(*asked, "--json").json["strategies"][0]["accepted_by_source"]
     (line,) = (line for line in cli(*asked).out.splitlines() if line.startswith("accepted by source"))
@@ -233,7 +212,7 @@ def test_replay_of_one_workload_says_whose_drafts_were_accepted(cli: Cli, pairs:
     assert line.startswith(f"accepted by source (hierarchical 64 warm): {best} {counts[best] / sum(counts.values()):.0%}")
 
 
-def test_replay_never_loads_torch(pairs: Path) -> None:
+def test_replay_never_loads_torch(pairs):
     code = (
         "import sys; from lookahead_cli.app import run; "
         f"assert run(['bench', '--replay', {str(pairs)!r}, '--baselines', '--json']) == 0; assert 'torch' not in sys.modules"
@@ -241,7 +220,7 @@ def test_replay_never_loads_torch(pairs: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_replay_of_text_rows_takes_a_tokenizer(cli: Cli, tmp_path: Path) -> None:
+def test_replay_of_text_rows_takes_a_tokenizer(cli, tmp_path):
     rows = write_jsonl(tmp_path / "t.jsonl", [{"prompt": "Question: a\nAnswer:", "response": " He has 2 + 2 = 4 apples."}] * 3)
     value = cli("bench", "--replay", rows, "--tokenizer", MODEL, "--json", "--strategy", "hierarchical,single").json
     assert [s["strategy"] for s in value["strategies"]] == ["hierarchical", "single"]
@@ -249,7 +228,7 @@ def test_replay_of_text_rows_takes_a_tokenizer(cli: Cli, tmp_path: Path) -> None
     cli.fails(1, "bench", "--replay", rows, saying=["t.jsonl:1", "--tokenizer"])
 
 
-def test_bench_on_a_model_is_lossless_and_reports_every_contender(cli: Cli, tmp_path: Path) -> None:
+def test_bench_on_a_model_is_lossless_and_reports_every_contender(cli, tmp_path):
     saved, plot = tmp_path / "b.json", tmp_path / "b.png"
     value = cli(
         "bench", "--model", MODEL, "--input", samples_folder() / "prompts.jsonl", "--rows", 3, "--max-new-tokens", 24,
@@ -271,16 +250,7 @@ def test_bench_on_a_model_is_lossless_and_reports_every_contender(cli: Cli, tmp_
     assert value["environment"]["torch"]
 
 
-def test_bench_prints_a_table_a_verdict_and_the_environment(cli: Cli) -> None:
-    result = cli(
-        "bench", "--model", MODEL, "--input", samples_folder() / "prompts.jsonl", "--rows", 1, "--max-new-tokens", 8,
-        "--strategy", "hierarchical", "--decoding-length", "4,8", "--no-peers",
-    )  # fmt: skip
-    for text in ("plain", "hierarchical 4", "hierarchical 8", "2/2 outputs identical", "torch"):
-        assert text in result.out
-
-
-def test_bench_refuses_what_does_not_go_together(cli: Cli, pairs: Path, tmp_path: Path) -> None:
+def test_bench_refuses_what_does_not_go_together(cli, pairs, tmp_path):
     cli.fails(2, "bench", saying=["--model", "--replay", "lookahead demo"])
     cli.fails(2, "bench", "--model", MODEL, saying=["--input"])
     cli.fails(2, "bench", "--model", MODEL, "--replay", pairs, saying=["either"])
@@ -302,7 +272,7 @@ def test_bench_refuses_what_does_not_go_together(cli: Cli, pairs: Path, tmp_path
     cli.fails(1, "bench", "--replay", bad, saying=["bad.jsonl:2", "response_ids", "answer"])
 
 
-def test_demo_ends_with_the_verdict(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_ends_with_the_verdict(cli, monkeypatch):
     monkeypatch.setattr(demo, "find_real_model", lambda: None)
     monkeypatch.setattr(demo, "SHOWN_TOKENS", 16)
     result = cli("demo", "--rows", 1)

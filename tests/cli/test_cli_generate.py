@@ -1,7 +1,5 @@
 """generate, as typed: rows in, rows out, and everything that can be wrong with them. Runs on the shipped demo model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -15,15 +13,15 @@ from lookahead.trie.file import Trie
 from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.support.cli import Cli, write_jsonl
+from tests.support.jobs import MODEL
+from tests.support.jobs import PROMPTS as QUESTIONS
 
-MODEL = samples_folder() / "demo-model"
-PROMPTS = [json.loads(line)["prompt"] for line in (samples_folder() / "prompts.jsonl").read_text("utf-8").splitlines()[:3]]
-
+PROMPTS = QUESTIONS[:3]
 FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same drafts in every run, whatever forwards cost
 
 
 @pytest.fixture(scope="session")
-def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trie(tmp_path_factory):
     from lookahead_cli.app import run
 
     out = tmp_path_factory.mktemp("trie") / "answers.trie"
@@ -38,7 +36,7 @@ def generate(cli: Cli, rows: list[Any], folder: Path, *options: object) -> tuple
     return result.code, [json.loads(line) for line in (folder / "out.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_answers_are_the_same_with_and_without_drafts_in_fewer_steps(cli: Cli, trie: Path, tmp_path: Path) -> None:
+def test_answers_are_the_same_with_and_without_drafts_in_fewer_steps(cli, trie, tmp_path):
     rows = [{"prompt": p} for p in PROMPTS]
     options = ("--token-ids", "--max-new-tokens", 60)
     _, plain = generate(cli, rows, tmp_path, *options, "--strategy", "off")
@@ -50,7 +48,7 @@ def test_answers_are_the_same_with_and_without_drafts_in_fewer_steps(cli: Cli, t
         assert sum(r["steps"] for r in drafted) < 0.7 * sum(r["steps"] for r in plain)
 
 
-def test_output_row_has_the_documented_fields(cli: Cli, trie: Path, tmp_path: Path) -> None:
+def test_output_row_has_the_documented_fields(cli, trie, tmp_path):
     _, (row,) = generate(cli, [{"id": "a", "prompt": PROMPTS[0]}], tmp_path, "--trie", trie, "--max-new-tokens", 40)
     expected = "id text finish_reason prompt_tokens completion_tokens steps draft_tokens accepted_tokens edl seconds"
     assert set(row) == {*expected.split(), "accepted_by_source"}
@@ -62,7 +60,7 @@ def test_output_row_has_the_documented_fields(cli: Cli, trie: Path, tmp_path: Pa
 
 
 @pytest.fixture(scope="session")
-def other_trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_trie(tmp_path_factory):
     """Of the first twenty rows of the corpus."""
     from lookahead_cli.app import run
 
@@ -79,7 +77,7 @@ def steps_in(text: str) -> list[str]:
     return text.split("\nstep ")[1:]
 
 
-def test_explain_shows_every_step_of_the_first_rows_and_what_was_accepted(cli: Cli, trie: Path, tmp_path: Path) -> None:
+def test_explain_shows_every_step_of_the_first_rows_and_what_was_accepted(cli, trie, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS])
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--trie", trie, "--overwrite")
     result = cli(*job, "--max-new-tokens", 20, "--explain", 2, "--decoding-length", 8)
@@ -97,7 +95,7 @@ def test_explain_shows_every_step_of_the_first_rows_and_what_was_accepted(cli: C
     assert "step" not in result.err
 
 
-def test_explanation_leaves_stdout_to_answers_and_to_json(cli: Cli, tmp_path: Path) -> None:
+def test_explanation_leaves_stdout_to_answers_and_to_json(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 8, "--explain", 1)
     result = cli(*job)
@@ -106,7 +104,7 @@ def test_explanation_leaves_stdout_to_answers_and_to_json(cli: Cli, tmp_path: Pa
     assert result.json["steps"] == len(steps_in(result.err))
 
 
-def test_explain_refuses_what_drafts_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_explain_refuses_what_drafts_nothing(cli, tmp_path):
     import transformers
 
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6]}])
@@ -120,24 +118,22 @@ def test_explain_refuses_what_drafts_nothing(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "o.jsonl").exists()
 
 
-def test_weight_of_a_trie_moves_credit_to_it(cli: Cli, trie: Path, other_trie: Path, tmp_path: Path) -> None:
-    def credits(*weights: str) -> dict[str, int]:
+def test_weight_of_a_trie_moves_credit_to_it(cli, trie, other_trie, tmp_path):
+    def credits(*weights):
         options = [part for weight in weights for part in ("--trie-weight", weight)]
         rows = [{"prompt": p} for p in PROMPTS]
         _, rows = generate(cli, rows, tmp_path, "--trie", trie, "--trie", other_trie, *FIXED, *options, "--token-ids")
         texts.append([row["token_ids"] for row in rows])
         return dict(sum((Counter(row["accepted_by_source"]) for row in rows), Counter()))
 
-    texts: list[Any] = []
+    texts = []
     plain, few = credits(), credits("few=1000", "answers=0.001")
     assert few["trie:few"] > plain["trie:few"]
     assert few["trie:answers"] < plain["trie:answers"]
     assert texts[0] == texts[1]
 
 
-def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(
-    cli: Cli, trie: Path, other_trie: Path, tmp_path: Path
-) -> None:
+def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(cli, trie, other_trie, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie-weight")
     cli.fails(2, *job, "faq=2", "--trie", trie, "--trie", other_trie, saying=['"faq"', "known: answers, few"])
@@ -148,10 +144,10 @@ def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused
     assert not (tmp_path / "o.jsonl").exists()
 
 
-def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli: Cli, tmp_path: Path) -> None:
+def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli, tmp_path):
     rows = [{"prompt": p} for p in (PROMPTS[0], PROMPTS[0])]
 
-    def of_session(*options: object) -> int:
+    def of_session(*options):
         _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, "--batch-size", 1, *FIXED, *options)
         return sum(row["accepted_by_source"].get("session", 0) for row in out)
 
@@ -159,7 +155,7 @@ def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli: Cli, tm
     assert 0 < of_session("--session-tokens", 12) < of_session()
 
 
-def test_every_row_form_gives_the_same_answer(cli: Cli, tmp_path: Path) -> None:
+def test_every_row_form_gives_the_same_answer(cli, tmp_path):
     from lookahead.tokenizer import load_tokenizer
 
     question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
@@ -183,15 +179,8 @@ def test_every_row_form_gives_the_same_answer(cli: Cli, tmp_path: Path) -> None:
     assert [row.get("id") for row in out[:4]] == [1, 2, 3, 4]
 
 
-def test_chat_option_wraps_a_prompt_in_the_template(cli: Cli, tmp_path: Path) -> None:
-    question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
-    _, chat = generate(cli, [{"prompt": question}], tmp_path, "--chat", "--max-new-tokens", 12)
-    _, whole = generate(cli, [{"prompt": PROMPTS[0]}], tmp_path, "--max-new-tokens", 12)
-    assert chat[0]["text"] == whole[0]["text"]
-
-
 @pytest.mark.deep
-def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_path: Path) -> None:
+def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli, tmp_path):
     rows = [{"prompt": p} for p in PROMPTS]
     options = ("--max-new-tokens", 60, "--strategy", "hierarchical", "--decoding-length", 64)
     _, cold = generate(cli, rows, tmp_path, *options, "--save-trie", tmp_path / "learned.trie")
@@ -201,7 +190,7 @@ def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli: Cli, tmp_p
     assert sum(r["steps"] for r in warm) * 3 <= sum(r["steps"] for r in cold)
 
 
-def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cli, tmp_path):
     rows = [{"prompt": p} for p in PROMPTS[:2]]
     learned = tmp_path / "learned.trie"
     for jobs in (1, 2):
@@ -219,21 +208,11 @@ def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cl
     cli.fails(1, *job, write_jsonl(tmp_path / "other", rows), saying=["not a trie file"])
 
 
-def test_summary_json_adds_up_the_rows(cli: Cli, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
-    out = tmp_path / "out.jsonl"
-    value = cli("generate", "--model", MODEL, "--input", source, "-o", out, "--json", "--max-new-tokens", 8).json
-    rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert value["rows"] == 2
-    assert value["tokens"] == sum(r["completion_tokens"] for r in rows)
-    assert value["steps"] == sum(r["steps"] for r in rows)
-
-
-def test_without_a_model_it_says_how_to_name_one_and_mentions_the_demo(cli: Cli, tmp_path: Path) -> None:
+def test_without_a_model_it_says_how_to_name_one_and_mentions_the_demo(cli, tmp_path):
     cli.fails(2, "generate", "--input", "x.jsonl", saying=["--model", "lookahead demo"])
 
 
-def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli: Cli, tmp_path: Path, trie: Path) -> None:
+def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli, tmp_path, trie):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
@@ -260,10 +239,10 @@ def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli: Cli
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_models_that_are_none_are_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_models_that_are_none_are_refused_in_one_line(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
 
-    def fails(model: object, *saying: str) -> None:
+    def fails(model, *saying):
         cli.fails(1, "generate", "--model", model, "--input", source, "-o", tmp_path / "o.jsonl", saying=saying)
 
     fails(tmp_path / "nowhere", "no such folder")
@@ -283,7 +262,7 @@ def test_models_that_are_none_are_refused_in_one_line(cli: Cli, tmp_path: Path) 
     fails(tmp_path / "cut", "model.safetensors: cannot be read as safetensors")
 
 
-def test_trie_of_another_tokenizer_is_refused_with_both_names(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_trie_of_another_tokenizer_is_refused_with_both_names(cli, tmp_path, tokenizer_folder):
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}])
     other = tmp_path / "other.trie"
     cli("build-trie", corpus, "-o", other, "--tokenizer", tokenizer_folder)
@@ -293,7 +272,7 @@ def test_trie_of_another_tokenizer_is_refused_with_both_names(cli: Cli, tmp_path
     assert not (tmp_path / "o.jsonl").exists()
 
 
-def test_model_without_a_tokenizer_answers_rows_of_ids(cli: Cli, tmp_path: Path) -> None:
+def test_model_without_a_tokenizer_answers_rows_of_ids(cli, tmp_path):
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
@@ -307,20 +286,18 @@ def test_model_without_a_tokenizer_answers_rows_of_ids(cli: Cli, tmp_path: Path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
-def test_full_disk_is_named_with_the_rows_written(cli: Cli, tmp_path: Path) -> None:
+def test_full_disk_is_named_with_the_rows_written(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 2, "--quiet")
     cli.fails(1, *job, "-o", "/dev/full", "--overwrite", saying=["/dev/full: write failed", "No space left", "rows"])
 
 
 # ---- batches and sampling
-
-
-def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli: Cli, tmp_path: Path) -> None:
+def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli, tmp_path):
     rows = [{"id": f"q{n}", "prompt": p} for n, p in enumerate(PROMPTS)]
     wish = ("--temperature", 0.9, "--top-p", 0.95, "--seed", 7, "--max-new-tokens", 24)
 
-    def texts(rows: list[dict[str, Any]], *options: object) -> dict[str, str]:
+    def texts(rows, *options):
         code, out = generate(cli, rows, tmp_path, *wish, *options)
         assert code == 0
         return {row["id"]: row["text"] for row in out}
@@ -331,7 +308,7 @@ def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli: Cli, tmp_path
     assert texts(rows, "--seed", 8) != expected
 
 
-def test_samples_of_one_prompt_differ_and_stand_in_one_row(cli: Cli, tmp_path: Path) -> None:
+def test_samples_of_one_prompt_differ_and_stand_in_one_row(cli, tmp_path):
     rows = [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1], "params": {"n": 1, "temperature": 0}}]
     code, (several, one) = generate(cli, rows, tmp_path, "-n", 3, "--temperature", 1.5, "--max-new-tokens", 16)
     assert code == 0
@@ -344,7 +321,7 @@ def test_samples_of_one_prompt_differ_and_stand_in_one_row(cli: Cli, tmp_path: P
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_stop_text_ends_an_answer_where_generate_ends_it(cli: Cli, tmp_path: Path, batch_size: int) -> None:
+def test_stop_text_ends_an_answer_where_generate_ends_it(cli, tmp_path, batch_size):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -360,7 +337,7 @@ def test_stop_text_ends_an_answer_where_generate_ends_it(cli: Cli, tmp_path: Pat
         assert row["text"] == tokenizer.decode(said[0, text["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli: Cli, tmp_path: Path) -> None:
+def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli, tmp_path):
     limits = [40, 2, 2, 2]
     rows = [{"id": n, "prompt": PROMPTS[n % 3], "params": {"max_new_tokens": limit}} for n, limit in enumerate(limits)]
     rows.insert(2, {"id": 9})
@@ -369,12 +346,10 @@ def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli: Cli, tmp_pa
     assert [row["id"] for row in generate(cli, rows, tmp_path, *options, "--order", "completion")[1]][-1] == 0
 
 
-def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": p} for p in PROMPTS[:2]])
-    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 12, "--strategy", "hierarchical")
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 12, *FIXED)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     assert cli(*job, "-o", first).code == 0
     for weight in ((), ("--trie-weight", "first=2")):

@@ -1,18 +1,14 @@
 """Every command has help with an example, and a page of docs/ shows it; its blocks are executed in tests/docs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lookahead_cli.app import app, program
-from tests.support.cli import Cli
 from tests.support.depth import deep
 
 COMMANDS = [command.name for command in app.registered_commands]
@@ -21,7 +17,7 @@ PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_a_runnable_example_and_explains_every_option(cli: Cli, command: str) -> None:
+def test_help_has_a_runnable_example_and_explains_every_option(cli, command):
     result = cli(command, "--help")
     assert result.code == 0
     end = " ".join(result.out.split("╰")[-1].split())  # behind the panels
@@ -31,11 +27,11 @@ def test_help_has_a_runnable_example_and_explains_every_option(cli: Cli, command
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_page_documents_the_command(command: str) -> None:
+def test_a_page_documents_the_command(command):
     assert any(f"lookahead {command}" in page.read_text("utf-8") for page in PAGES)
 
 
-def test_version_and_bare_command(cli: Cli) -> None:
+def test_version_and_bare_command(cli):
     import lookahead
 
     assert cli("--version").out == f"lookahead {lookahead.__version__}\n"
@@ -55,7 +51,7 @@ def test_version_and_bare_command(cli: Cli) -> None:
         ),
     ],
 )
-def test_shells_complete_commands_options_and_names(line: str, wanted: list[str]) -> None:
+def test_shells_complete_commands_options_and_names(line, wanted):
     words = f"lookahead {line}"
     shell = {"_LOOKAHEAD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     command = [sys.executable, "-c", "from lookahead_cli.app import main; main()"]
@@ -64,7 +60,7 @@ def test_shells_complete_commands_options_and_names(line: str, wanted: list[str]
 
 
 @pytest.mark.parametrize("command", ["bench", *deep(["", "generate", "replay"])])
-def test_help_imports_nothing_heavy(command: str) -> None:
+def test_help_imports_nothing_heavy(command):
     code = (
         f"import sys; from lookahead_cli.app import run; run({[*command.split(), '--help']}); "
         "heavy = {'torch', 'transformers', 'numba', 'numpy', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
@@ -72,7 +68,7 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_python_names_of_the_docstring_exist_and_import_alone_is_light() -> None:
+def test_python_names_of_the_docstring_exist_and_import_alone_is_light():
     import lookahead
 
     assert all(callable(getattr(lookahead, name)) for name in lookahead.__all__)
@@ -87,12 +83,12 @@ def python_of_the_docstring() -> str:
     return textwrap.dedent("\n".join(blocks))
 
 
-def test_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_examples_run(tmp_path, monkeypatch, capsys):
     examples = python_of_the_docstring()
     assert examples.count("engine.stream(") == 1
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     monkeypatch.chdir(tmp_path)
-    held: dict[str, Any] = {}
+    held = {}
     exec(examples, held)
     assert "engine" in held
     assert all(result.error is None for result in held["results"])

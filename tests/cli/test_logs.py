@@ -1,7 +1,5 @@
 """--log-file and --verbose: what is appended, what stands on stderr, what is refused."""
 
-from __future__ import annotations
-
 import datetime
 import logging
 import re
@@ -11,7 +9,7 @@ import pytest
 
 from lookahead_cli import logs, render
 from lookahead_cli.app import run
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, questions
 from tests.support.loading import load_each_time
 
@@ -33,7 +31,7 @@ def job(folder: Path, *options: object) -> tuple[object, ...]:
     return ("generate", "--model", MODEL, "--input", source, "-o", folder / "out.jsonl", "--max-new-tokens", 8, *options)
 
 
-def test_log_of_a_job_has_what_stderr_shows_with_time_stamps(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_of_a_job_has_what_stderr_shows_with_time_stamps(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "LINE_SECONDS", 0.0)
     log = tmp_path / "job.log"
     shown = cli(*job(tmp_path, "--log-file", log, "--json"))
@@ -51,17 +49,10 @@ def test_log_of_a_job_has_what_stderr_shows_with_time_stamps(cli: Cli, tmp_path:
     assert ("INFO", "rows: 5 (1 failed)") in again[len(found) :]
 
 
-def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(cli, tmp_path, monkeypatch):
     load_each_time(monkeypatch)
     shown = cli(*job(tmp_path, "--verbose", "--log-file", tmp_path / "job.log"))
-    for text in (
-        "verified in mode packed",
-        "costs of forwards: measured",
-        "batch size 8",
-        " steps: draft ",
-    ):
+    for text in ("verified in mode packed", "costs of forwards: measured", "batch size 8", " steps: draft "):
         assert text in shown.err
         assert any(text in line for _, line in lines_of(tmp_path / "job.log"))
     quiet = cli(*job(tmp_path, "--overwrite"))
@@ -69,7 +60,7 @@ def test_verbose_says_how_drafts_are_verified_at_what_costs_and_what_steps_take(
     cli.fails(2, *job(tmp_path, "--verbose", "--quiet"), saying=["--quiet", "--verbose"])
 
 
-def test_other_commands_log_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_commands_log_too(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "LINE_SECONDS", 0.0)
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [1, 2, 3, 4]}] * 4 + [{"none": 1}])
     pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt_ids": [1], "response_ids": [2, 3, 4]}])
@@ -89,7 +80,7 @@ def test_other_commands_log_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mo
     assert any(text.startswith("sorting") for text in texts)
 
 
-def test_log_file_may_be_in_a_config(cli: Cli, tmp_path: Path) -> None:
+def test_log_file_may_be_in_a_config(cli, tmp_path):
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [1, 2, 3, 4]}])
     config = tmp_path / "build.yaml"
     config.write_text(f"log-file: {tmp_path}/a.log\n")
@@ -97,7 +88,7 @@ def test_log_file_may_be_in_a_config(cli: Cli, tmp_path: Path) -> None:
     assert lines_of(tmp_path / "a.log")
 
 
-def test_log_file_never_damages_another_file(cli: Cli, tmp_path: Path) -> None:
+def test_log_file_never_damages_another_file(cli, tmp_path):
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [1, 2, 3, 4]}])
     before, command = corpus.read_bytes(), ("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9)
     cli.fails(2, *command, "--log-file", corpus, saying=["--log-file", "is not a log file"])
@@ -108,7 +99,7 @@ def test_log_file_never_damages_another_file(cli: Cli, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.jsonl"]
 
 
-def test_refused_command_line_leaves_no_log_and_a_failed_one_its_error(cli: Cli, tmp_path: Path) -> None:
+def test_refused_command_line_leaves_no_log_and_a_failed_one_its_error(cli, tmp_path):
     log = tmp_path / "a.log"
     cli.fails(2, "build-trie", "none.jsonl", "--vocab-size", 9, "--log-file", log, saying=["-o"])
     assert not log.exists()
@@ -117,9 +108,7 @@ def test_refused_command_line_leaves_no_log_and_a_failed_one_its_error(cli: Cli,
     assert (level, f"error: {text}") == ("ERROR", error)
 
 
-def test_warnings_of_the_package_stand_on_stderr_and_in_the_log_and_with_effects_in_neither(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_of_the_package_stand_on_stderr_and_in_the_log_and_with_effects_in_neither(tmp_path, capsys):
     log = tmp_path / "a.log"
     with logs.lines("lookahead test"):
         logs.open_file(str(log))
@@ -136,7 +125,7 @@ def test_warnings_of_the_package_stand_on_stderr_and_in_the_log_and_with_effects
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_log_that_can_no_longer_be_written_is_said_once_and_costs_nothing_else(cli: Cli, tmp_path: Path) -> None:
+def test_log_that_can_no_longer_be_written_is_said_once_and_costs_nothing_else(cli, tmp_path):
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [1, 2, 3, 4]}])
     built = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9, "--log-file", "/dev/full", "--verbose")
     assert built.code == 0
@@ -144,7 +133,7 @@ def test_log_that_can_no_longer_be_written_is_said_once_and_costs_nothing_else(c
     assert "Traceback" not in built.err
 
 
-def test_handlers_end_with_the_command(tmp_path: Path) -> None:
+def test_handlers_end_with_the_command(tmp_path):
     before = list(logs.package.handlers), logs.package.level
     run(["inspect-trie", str(tmp_path / "none.trie")])
     run(["build-trie", "none.jsonl", "-o", str(tmp_path / "a.trie"), "--log-file", str(tmp_path / "a.log"), "-v"])

@@ -1,12 +1,9 @@
 """Which model is loaded and how it samples, as typed: adapters, tokenizers, code of its own, revisions, --sampling model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +33,7 @@ ROWS = [{"prompt_ids": ids} for ids in IDS]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """The folder of a tiny model."""
     folder = tmp_path_factory.mktemp("base")
     copy.deepcopy(tiny_model("llama")).save_pretrained(folder)
@@ -44,10 +41,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def configured(base: Path, tmp_path: Path) -> Callable[..., Path]:
+def configured(base, tmp_path):
     """configured(**fields) -> a folder with the tiny model and this generation config."""
 
-    def folder(**fields: Any) -> Path:
+    def folder(**fields):
         made = tmp_path / "-".join(["model", *fields])
         shutil.copytree(base, made)
         (made / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **fields}))
@@ -66,7 +63,7 @@ def adapter_of(folder: Path, model: Any, config: Any = None) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter(tmp_path_factory):
     return adapter_of(tmp_path_factory.mktemp("adapter"), tiny_model("llama"))
 
 
@@ -80,10 +77,8 @@ def answers(cli: Cli, folder: Path, rows: list[Any], *options: object) -> tuple[
 
 
 # ---- adapters
-
-
 @pytest.mark.parametrize("saved", [None, LoraConfig(r=2, target_modules=["o_proj"], modules_to_save=["lm_head"])])
-def test_adapter_gives_the_tokens_of_the_merged_model(base: Path, tmp_path: Path, saved: Any) -> None:
+def test_adapter_gives_the_tokens_of_the_merged_model(base, tmp_path, saved):
     adapter = adapter_of(tmp_path / "a", tiny_model("llama"), saved)
     if saved:
         file = next((tmp_path / "a").glob("*.safetensors"))
@@ -110,7 +105,7 @@ def test_adapter_gives_the_tokens_of_the_merged_model(base: Path, tmp_path: Path
     ],
 )
 @pytest.mark.parametrize("tied", [False, True])
-def test_adapter_of_embeddings_is_merged_as_peft_does(tied: bool, fields: Any, tmp_path: Path, caplog: Any) -> None:
+def test_adapter_of_embeddings_is_merged_as_peft_does(tied, fields, tmp_path, caplog):
     config = tiny_config("llama")
     config.tie_word_embeddings = tied
     torch.manual_seed(0)
@@ -125,7 +120,7 @@ def test_adapter_of_embeddings_is_merged_as_peft_does(tied: bool, fields: Any, t
     assert ("answers are not those of the adapter that is not merged" in caplog.text) == of_both
 
 
-def test_job_with_an_adapter_remembers_its_files(cli: Cli, base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_job_with_an_adapter_remembers_its_files(cli, base, adapter, tmp_path):
     said, _ = answers(cli, tmp_path, ROWS, "--model", base, "--adapter", adapter)
     merged = PeftModel.from_pretrained(copy.deepcopy(tiny_model("llama")), adapter).merge_and_unload()
     assert said == [plainly(merged, ids, 12) for ids in IDS]
@@ -140,8 +135,8 @@ def test_job_with_an_adapter_remembers_its_files(cli: Cli, base: Path, adapter: 
     cli.fails(2, *job, "--model", base, "--resume", saying=[f"--adapter {moved} then, no --adapter now"])
 
 
-def test_adapter_that_does_not_fit_is_refused_in_one_line(base: Path, adapter: Path, tmp_path: Path) -> None:
-    def refused(saying: str, adapter: Path | str, model: Path = base) -> None:
+def test_adapter_that_does_not_fit_is_refused_in_one_line(base, adapter, tmp_path):
+    def refused(saying, adapter, model=base):
         with pytest.raises(ModelError, match=saying) as raised:
             load_model(str(model), adapter=str(adapter))
         assert "\n" not in str(raised.value)
@@ -176,17 +171,15 @@ def test_adapter_that_does_not_fit_is_refused_in_one_line(base: Path, adapter: P
     refused("no such folder, and not from the hub", "org/adapter-of-nobody")
 
 
-def test_missing_peft_is_said_with_what_to_install(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peft_is_said_with_what_to_install(base, adapter, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(LookaheadError, match=r"pip install 'lookahead\[adapter\]'"):
         load_model(str(base), adapter=str(adapter))
 
 
 # ---- code of its own, revisions, tokenizers
-
-
 @pytest.fixture
-def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_code(tmp_path, monkeypatch):
     """The folder of a model that transformers does not know: a Llama that says everything twice as loud."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -204,7 +197,7 @@ def own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_code_of_the_models_own_runs_only_when_it_is_trusted(cli: Cli, own_code: Path, base: Path, tmp_path: Path) -> None:
+def test_code_of_the_models_own_runs_only_when_it_is_trusted(cli, own_code, base, tmp_path):
     job = ("generate", "--model", own_code, "--input", write_jsonl(tmp_path / "rows.jsonl", ROWS), "-o", tmp_path / "x.jsonl")
     cli.fails(1, *job, saying=[f"{own_code}: brings code of its own", "--trust-remote-code"])
     assert not (tmp_path / "modules").exists()
@@ -216,7 +209,7 @@ def test_code_of_the_models_own_runs_only_when_it_is_trusted(cli: Cli, own_code:
     cli.fails(1, "calibrate", "--model", own_code, saying=["--trust-remote-code"])
 
 
-def test_revision_of_a_folder_is_refused_by_every_command(cli: Cli, base: Path, tmp_path: Path) -> None:
+def test_revision_of_a_folder_is_refused_by_every_command(cli, base, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     for command in (("generate", "--input", source), ("bench", "--input", source), ("calibrate",)):
         cli.fails(2, *command, "--model", base, "--revision", "v2", saying=["--revision v2", f"{base} is a folder"])
@@ -224,13 +217,13 @@ def test_revision_of_a_folder_is_refused_by_every_command(cli: Cli, base: Path, 
         LookaheadEngine(tiny_model("llama"), revision="v2")
 
 
-def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch):
     asked = {}
     monkeypatch.setattr("lookahead.files.hub._offline", lambda: False)
     monkeypatch.setattr("lookahead.files.hub._problem", lambda *_: "")  # the hub has it
 
-    def of(kind: str) -> Callable[..., Any]:
-        def from_pretrained(name: str, *_: Any, **arguments: Any) -> Any:
+    def of(kind):
+        def from_pretrained(name, *_, **arguments):
             asked[kind] = name, arguments["revision"], arguments["trust_remote_code"]
             if kind == "AutoConfig":
                 return tiny_config("llama")
@@ -250,7 +243,7 @@ def test_revision_goes_to_the_hub_with_config_weights_and_tokenizer(monkeypatch:
     assert asked == dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"), ("org/model", "v2", True))
 
 
-def test_model_without_a_tokenizer_answers_with_that_of_another_folder(cli: Cli, tmp_path: Path) -> None:
+def test_model_without_a_tokenizer_answers_with_that_of_another_folder(cli, tmp_path):
     bare, rows = tmp_path / "bare", [{"prompt": PROMPTS[0]}]
     bare.mkdir()
     for path in MODEL.iterdir():
@@ -267,11 +260,7 @@ def test_model_without_a_tokenizer_answers_with_that_of_another_folder(cli: Cli,
 
 
 # ---- sampling
-
-
-def test_sampling_that_the_model_asks_for_is_said_once_and_done_when_asked(
-    cli: Cli, base: Path, configured: Any, tmp_path: Path
-) -> None:
+def test_sampling_that_the_model_asks_for_is_said_once_and_done_when_asked(cli, base, configured, tmp_path):
     model = configured(do_sample=True, temperature=1.5, top_p=0.9, num_beams=4)
     greedy, plain_err = answers(cli, tmp_path, ROWS, "--model", base)
     assert plain_err == ""
@@ -289,7 +278,7 @@ def test_sampling_that_the_model_asks_for_is_said_once_and_done_when_asked(
     assert answers(cli, tmp_path, rows, "--model", model, "--sampling", "model")[0] == [greedy[0], sampled[1]]
 
 
-def test_workers_report_what_is_not_used(configured: Any) -> None:
+def test_workers_report_what_is_not_used(configured):
     settings = EngineSettings(ModelOptions(str(configured(do_sample=True, top_k=7, dola_layers="high"))), batch_size=1)
     for sampling, parts in (
         (Sampling(), ("top_k 7", "dola_layers 'high'")),
@@ -303,7 +292,7 @@ def test_workers_report_what_is_not_used(configured: Any) -> None:
         assert [part for part in ("top_k 7", "dola_layers 'high'") if part in line] == list(parts)
 
 
-def test_wrong_sampling_of_the_model_is_refused_where_it_is_asked_for(cli: Cli, configured: Any, tmp_path: Path) -> None:
+def test_wrong_sampling_of_the_model_is_refused_where_it_is_asked_for(cli, configured, tmp_path):
     model, rows = configured(do_sample=True, min_p=3.0), write_jsonl(tmp_path / "rows.jsonl", ROWS)
     job = ("generate", "--model", model, "--input", rows, "-o", tmp_path / "x.jsonl")
     cli.fails(1, *job, "--sampling", "model", saying=["its generation config cannot be used", "min_p"])
@@ -324,8 +313,8 @@ FLAGS = {
 }
 
 
-def test_flags_ask_for_what_a_rows_params_do(cli: Cli, base: Path, tmp_path: Path) -> None:
-    typed: list[Any] = []
+def test_flags_ask_for_what_a_rows_params_do(cli, base, tmp_path):
+    typed = []
     for name, value in FLAGS.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, dict):
@@ -342,7 +331,7 @@ def test_flags_ask_for_what_a_rows_params_do(cli: Cli, base: Path, tmp_path: Pat
     assert by_flags == by_params != answers(cli, tmp_path, rows, "--model", base, "--temperature", 0.9)[0]
 
 
-def test_bad_words_are_not_said(cli: Cli, tmp_path: Path) -> None:
+def test_bad_words_are_not_said(cli, tmp_path):
     rows = [{"prompt": PROMPTS[0]}]
     answers(cli, tmp_path, rows, "--model", MODEL)
     (before,) = rows_of(tmp_path / "out.jsonl")
@@ -364,35 +353,18 @@ def test_bad_words_are_not_said(cli: Cli, tmp_path: Path) -> None:
         (("--adapter", "x", "--tp-plan", "auto"), "leave --tp-plan out"),
     ],
 )
-def test_flag_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, typed: tuple[str, ...], saying: str) -> None:
+def test_flag_that_makes_no_sense_is_a_usage_error(cli, tmp_path, typed, saying):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", tmp_path / "x.jsonl", *typed, saying=[saying])
 
 
-def test_lists_are_read_from_the_line_and_from_yaml() -> None:
+def test_lists_are_read_from_the_line_and_from_yaml():
     assert token_id_lists(["17,4", "[5, 6]", "8"]) == ((17, 4), (5, 6), (8,))
     assert biases(["17=-5", "4=1e2"]) == {17: -5.0, 4: 100.0}
 
 
-def test_job_of_a_version_without_these_options_is_gone_on_with(cli: Cli, base: Path, tmp_path: Path) -> None:
-    said, _ = answers(cli, tmp_path, ROWS, "--model", base)
-    path = tmp_path / "out.jsonl.manifest.json"
-    manifest = json.loads(path.read_text())
-    new = ("revision", "adapter", "tokenizer", "trust_remote_code", "sampling", "typical_p", "frequency_penalty", "logit_bias")
-    for name in (*new, "presence_penalty", "no_repeat_ngram_size", "min_new_tokens", "stop_token_ids", "bad_words"):
-        del manifest["answering"][name]
-    assert manifest["answering"]["temperature"] == 0.0
-    path.write_text(json.dumps(manifest))
-    job = ("generate", "--input", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", "--token-ids", "--max-new-tokens", 12)
-    assert cli(*job, "--model", base, "--resume").code == 0
-    cli.fails(
-        2, *job, "--model", base, "--resume", "--sampling", "model", saying=["--sampling greedy then, --sampling model now"]
-    )
-    assert [row["token_ids"] for row in rows_of(tmp_path / "out.jsonl")] == said
-
-
 @needs_halves
-def test_job_in_half_precision_states_whether_it_is_exact(cli: Cli, tmp_path: Path) -> None:
+def test_job_in_half_precision_states_whether_it_is_exact(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6, 7, 8]}])
     for name, path, exact in (
         ("llama", "one native call, bfloat16, exact", True),

@@ -1,11 +1,8 @@
 """What a command may write: never what it reads, never a file of another kind without being told, and only where it can."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from lookahead.errors import LookaheadError, UsageError
 from lookahead.files import outputs
 from lookahead.files.atomic import followed, replacing
 from lookahead.files.outputs import Input, Output, check_outputs
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL
 from tests.support.loading import refuse_to_load
 from tests.support.tries import build_ids
@@ -32,13 +29,13 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A copy of the demo model, which a test that fails may destroy."""
     return shutil.copytree(MODEL, tmp_path_factory.mktemp("copy") / "model")
 
 
 @pytest.fixture
-def here(tmp_path: Path, model: Path) -> Iterator[Path]:
+def here(tmp_path, model):
     """A folder with one file of everything that commands read; nothing in it may change."""
     write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": "a"}])
     write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3]}])
@@ -95,9 +92,7 @@ IDS = "--vocab-size 10"
         (GENERATE + "--save-trie model/model.safetensors", "--save-trie model/model.safetensors", "--model"),
     ],
 )  # fmt: skip
-def test_output_that_is_an_input_is_refused_by_whatever_path_it_is_named(
-    cli: Cli, here: Path, line: str, option: str, reader: str
-) -> None:
+def test_output_that_is_an_input_is_refused_by_whatever_path_it_is_named(cli, here, line, option, reader):
     cli.fails(2, *line.split(), saying=[option, f"is read by {reader}", "Choose another file"])
 
 
@@ -116,7 +111,7 @@ def test_output_that_is_an_input_is_refused_by_whatever_path_it_is_named(
         ("generate --model model --input prompts.jsonl -o o.jsonl --metrics job.yaml", "--metrics job.yaml: exists and is not"),
     ],
 )
-def test_file_of_another_kind_is_replaced_only_if_told(cli: Cli, here: Path, line: str, saying: str) -> None:
+def test_file_of_another_kind_is_replaced_only_if_told(cli, here, line, saying):
     cli.fails(2, *line.split(), saying=[saying, "or give --overwrite to replace it"])
 
 
@@ -138,12 +133,12 @@ def test_file_of_another_kind_is_replaced_only_if_told(cli: Cli, here: Path, lin
         "bench --model model --input prompts.jsonl --report new.pdf",
     ],
 )
-def test_ending_that_names_another_kind_of_file_is_refused(cli: Cli, here: Path, line: str) -> None:
+def test_ending_that_names_another_kind_of_file_is_refused(cli, here, line):
     cli.fails(2, *line.split(), saying=["new.", ": its ending names another kind of file than is written. Use "])
 
 
 @pytest.mark.parametrize("name", ["o.jsonl.journal", "o.jsonl.manifest.json", "o.jsonl.learned.jsonl"])
-def test_files_that_are_kept_beside_an_output_are_outputs(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_files_that_are_kept_beside_an_output_are_outputs(cli, tmp_path, name):
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
     job = ("generate", "--model", MODEL, "--input", prompts, "-o", tmp_path / "o.jsonl")
     (tmp_path / name).write_text('{"notes": "of somebody"}\n')
@@ -153,7 +148,7 @@ def test_files_that_are_kept_beside_an_output_are_outputs(cli: Cli, tmp_path: Pa
     assert contents(tmp_path) == before
 
 
-def test_file_of_another_kind_is_replaced_with_overwrite(cli: Cli, tmp_path: Path) -> None:
+def test_file_of_another_kind_is_replaced_with_overwrite(cli, tmp_path):
     ids, out = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2]}]), tmp_path / "notes.txt"
     out.write_text("notes")
     assert cli("build-trie", ids, "-o", out, "--vocab-size", 10, "--overwrite", "--json").code == 0
@@ -163,7 +158,7 @@ def test_file_of_another_kind_is_replaced_with_overwrite(cli: Cli, tmp_path: Pat
     assert cli("build-trie", ids, "-o", ids, "--vocab-size", 10, "--json").code == 2
 
 
-def test_own_files_are_of_their_kinds_and_empty_ones_of_any(tmp_path: Path) -> None:
+def test_own_files_are_of_their_kinds_and_empty_ones_of_any(tmp_path):
     from lookahead.budget.profile import SHIPPED
     from lookahead.job.progress import JobTotals, metrics_text
 
@@ -179,7 +174,7 @@ def test_own_files_are_of_their_kinds_and_empty_ones_of_any(tmp_path: Path) -> N
         assert not kind.matches(empty)
 
 
-def test_pictures_of_each_format_are_pictures(tmp_path: Path) -> None:
+def test_pictures_of_each_format_are_pictures(tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     for ending in ("png", "svg", "pdf"):
         pyplot.figure().savefig(tmp_path / f"x.{ending}")
@@ -188,7 +183,7 @@ def test_pictures_of_each_format_are_pictures(tmp_path: Path) -> None:
     assert not outputs.PICTURE.matches(tmp_path / "page.html")
 
 
-def test_two_outputs_are_two_files(tmp_path: Path) -> None:
+def test_two_outputs_are_two_files(tmp_path):
     (tmp_path / "link").symlink_to("new")
     pairs = [("new", "new"), ("new", "link"), ("new", f"../{tmp_path.name}/new")]
     for a, b in pairs:
@@ -226,9 +221,7 @@ UNWRITABLE = Path("/proc/self/task")  # a folder that takes no new file, from ro
         ("generate --model model --input prompts.jsonl -o o.jsonl --save-trie", "--save-trie"),
     ],
 )
-def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(
-    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, line: str, option: str
-) -> None:
+def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(cli, here, monkeypatch, line, option):
     refuse_to_load(monkeypatch)
     cli.fails(1, *line.split(), UNWRITABLE / "x", saying=[f"{option} {UNWRITABLE / 'x'}: cannot write here"])
     cli.fails(1, *line.split(), here / "no" / "x", saying=[f"{option} {here / 'no' / 'x'}: its folder does not exist"])
@@ -236,9 +229,7 @@ def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-def test_calibrate_needs_a_place_for_the_profile_before_it_measures(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calibrate_needs_a_place_for_the_profile_before_it_measures(cli, tmp_path, monkeypatch):
     from lookahead.budget.profile import why_not_cached
 
     assert why_not_cached() == ""
@@ -249,7 +240,7 @@ def test_calibrate_needs_a_place_for_the_profile_before_it_measures(
     assert "LOOKAHEAD_CACHE" in result.err.splitlines()[0]
 
 
-def test_demo_keeps_files_that_are_not_its_own(cli: Cli, tmp_path: Path) -> None:
+def test_demo_keeps_files_that_are_not_its_own(cli, tmp_path):
     for name in ("prompts.jsonl", "answers.trie"):
         (tmp_path / name).write_text("mine\n")
         cli.fails(2, "demo", "--keep", tmp_path, saying=[f"{name}: exists and is not"])
@@ -262,7 +253,7 @@ def is_root_with(*tools: str) -> bool:
 
 
 @pytest.mark.skipif(not is_root_with("mount", "umount"), reason="needs root")
-def test_full_disk_and_file_mounted_by_itself_are_found_by_trying(tmp_path: Path) -> None:
+def test_full_disk_and_file_mounted_by_itself_are_found_by_trying(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode:
@@ -286,7 +277,7 @@ def test_full_disk_and_file_mounted_by_itself_are_found_by_trying(tmp_path: Path
 
 
 @pytest.mark.skipif(not is_root_with("chattr"), reason="needs root")
-def test_immutable_file_is_found_by_trying(tmp_path: Path) -> None:
+def test_immutable_file_is_found_by_trying(tmp_path):
     path = tmp_path / "kept"
     path.write_text("old")
     if subprocess.run(["chattr", "+i", path], capture_output=True).returncode:
@@ -299,16 +290,14 @@ def test_immutable_file_is_found_by_trying(tmp_path: Path) -> None:
 
 
 # ---- symbolic links
-
-
-def test_link_is_followed_and_stays(tmp_path: Path) -> None:
+def test_link_is_followed_and_stays(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "target").write_text("old")
     (tmp_path / "link").symlink_to("folder/target")
     (tmp_path / "link to link").symlink_to(tmp_path / "link")
     (tmp_path / "dangling").symlink_to("folder/new")
 
-    def write(name: str) -> None:
+    def write(name):
         with replacing(tmp_path / name, "w") as file:
             file.write(f"by {name}")
             assert next((tmp_path / "folder").glob(".*.tmp"))  # where it can be renamed to the target
@@ -321,7 +310,7 @@ def test_link_is_followed_and_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == ["new", "target"]
 
 
-def test_links_in_a_circle_and_into_missing_folders_are_refused(tmp_path: Path) -> None:
+def test_links_in_a_circle_and_into_missing_folders_are_refused(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "lost").symlink_to("nowhere/file")
@@ -331,22 +320,10 @@ def test_links_in_a_circle_and_into_missing_folders_are_refused(tmp_path: Path) 
         check_outputs([Output("-o", tmp_path / "lost")], [])
 
 
-def test_link_to_a_pipe_is_that_pipe() -> None:
+def test_link_to_a_pipe_is_that_pipe():
     read, write = os.pipe()
     try:
         assert followed(f"/dev/fd/{write}") == Path(f"/dev/fd/{write}")
     finally:
         os.close(read)
         os.close(write)
-
-
-def test_trie_is_built_through_a_link(cli: Cli, tmp_path: Path) -> None:
-    ids = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2]}])
-    (tmp_path / "store").mkdir()
-    (tmp_path / "current.trie").symlink_to("store/v1.trie")
-    options: Callable[..., int] = lambda *more: cli("build-trie", ids, *more, "--vocab-size", 10, "--json").code  # noqa: E731
-    assert options("-o", tmp_path / "current.trie") == 0
-    assert options("--append", tmp_path / "current.trie") == 0
-    assert cli("merge-tries", tmp_path / "current.trie", "-o", tmp_path / "current.trie", "--json").code == 0
-    assert os.readlink(tmp_path / "current.trie") == "store/v1.trie"
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["v1.trie"]

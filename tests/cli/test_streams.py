@@ -1,14 +1,11 @@
 """stdout and stderr that are not UTF-8, no arguments, `python -m`, completion in shells."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,10 +19,10 @@ ENCODINGS = ("ascii", "latin-1", "cp1252")
 
 
 @pytest.fixture(params=ENCODINGS)
-def called(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, bytes, bytes]]:
+def called(request, monkeypatch):
     """called(arguments...) -> (exit code, stdout, stderr) where both are streams of another encoding than UTF-8."""
 
-    def call(*arguments: object) -> tuple[int, bytes, bytes]:
+    def call(*arguments):
         streams = [io.TextIOWrapper(io.BytesIO(), request.param, errors) for errors in ("strict", "backslashreplace")]
         monkeypatch.setattr(sys, "stdout", streams[0])
         monkeypatch.setattr(sys, "stderr", streams[1])
@@ -39,14 +36,14 @@ def called(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 
 
 @pytest.fixture
-def trie(tmp_path: Path) -> Path:
+def trie(tmp_path):
     corpus = write_jsonl(tmp_path / "漢ü.jsonl", [{"text": "Über 漢字 und ✓ Zeichen"}, {"text": "Über 漢字 oder 漢字"}, {}])
     out = tmp_path / "漢.trie"
     assert run(["build-trie", str(corpus), "-o", str(out), "--tokenizer", str(MODEL)]) == 0
     return out
 
 
-def test_tables_trees_and_notices_come_out_in_any_encoding(called, trie: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_trees_and_notices_come_out_in_any_encoding(called, trie, capsys):
     code, out, err = called("inspect-trie", trie, "--query", "Über 漢字")
     assert (code, err) == (0, b"")
     out.decode(called.encoding)
@@ -58,7 +55,7 @@ def test_tables_trees_and_notices_come_out_in_any_encoding(called, trie: Path, c
     assert rb"\u6f22" in err  # the row that has no text
 
 
-def test_json_on_stdout_is_valid_utf8_whatever_the_stream_is(called, trie: Path, tmp_path: Path) -> None:
+def test_json_on_stdout_is_valid_utf8_whatever_the_stream_is(called, trie, tmp_path):
     code, out, _ = called("inspect-trie", trie, "--json")
     assert code == 0
     assert json.loads(out.decode("utf-8"))["trie"] == str(trie)
@@ -72,7 +69,7 @@ def test_json_on_stdout_is_valid_utf8_whatever_the_stream_is(called, trie: Path,
     assert b"input" in out
 
 
-def test_help_and_errors_come_out_in_any_encoding(called, tmp_path: Path) -> None:
+def test_help_and_errors_come_out_in_any_encoding(called, tmp_path):
     code, out, _ = called("generate", "--help")
     assert code == 0
     assert b"+-" in out or b"Options" in out
@@ -82,13 +79,13 @@ def test_help_and_errors_come_out_in_any_encoding(called, tmp_path: Path) -> Non
     assert rb"\u6f22.trie" in err
 
 
-def test_json_text_is_readable_where_it_can_be_and_valid_everywhere() -> None:
+def test_json_text_is_readable_where_it_can_be_and_valid_everywhere():
     assert json_text({"a": "ü漢"}) == '{"a": "ü漢"}'
     assert json_text({"a": "ü漢"}, "latin-1") == json_text({"a": "ü漢"}, None) == '{"a": "\\u00fc\\u6f22"}'
     assert json_text("\udcff", "utf-8") == '"\\udcff"'
 
 
-def test_no_arguments_show_the_help_and_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_arguments_show_the_help_and_no_error(capsys):
     for arguments in ([], ["build-trie"]):
         assert run(arguments) == 2
         captured = capsys.readouterr()
@@ -103,13 +100,13 @@ def script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_package_runs_as_a_command_and_as_a_module() -> None:
+def test_package_runs_as_a_command_and_as_a_module():
     for ran in (installed_command("--version"), script("--version")):
         assert (ran.returncode, ran.stderr) == (0, "")
         assert ran.stdout.startswith("lookahead ")
 
 
-def test_completion_is_installed_where_the_shell_reads_it(tmp_path: Path) -> None:
+def test_completion_is_installed_where_the_shell_reads_it(tmp_path):
     installed = script("--install-completion", "bash", HOME=str(tmp_path))
     assert installed.returncode == 0, installed.stderr
     (sourced,) = [word.strip("'\"") for word in (tmp_path / ".bashrc").read_text().split() if "lookahead" in word]

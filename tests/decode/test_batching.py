@@ -3,8 +3,6 @@
 Whatever happens, each row's tokens are those that plain decoding gives it alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 
@@ -21,7 +19,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.batch import MaskPlan, bucket, pack, work_of
-from lookahead.forward.slots import PackedSlots, slots_of
+from lookahead.forward.slots import slots_of
 from lookahead.models.probe import probed
 from tests.architectures import plainly
 from tests.support.drafts import VOCAB_SIZE
@@ -129,65 +127,40 @@ def test_forwards_that_take_in_prompts_are_of_few_sizes_on_a_cpu(target, alone, 
     assert [r.token_ids for r in requests] == [alone(text, 9) for text in texts]
 
 
-def test_same_prompt_again_takes_in_its_last_token_only(target):
-    slots = PackedSlots(target)
-    prompt = [*range(3, 30)]
-    with torch.inference_mode():
-        for expected in (0, len(prompt) - 1):
-            slot = slots.add(prompt)
-            assert slots.begin(slot) == expected
-            slots.forward(side_by_side([chain(prompt[expected:])], ["last"]))
-            slots.keep([list(range(len(prompt) - expected))])
-            slots.close(slot)
-
-
 # ---- memory
-
-
 class Crowded:
-    """Slots that raise MemoryError with more than `most` rows."""
+    """Slots that raise MemoryError with more than `most` rows: in the forward, or when they keep what was verified."""
 
-    def __init__(self, slots, most):
-        self.slots, self.most = slots, most
+    def __init__(self, slots, most, late=False):
+        self.slots, self.most, self.late = slots, most, late
 
     def __getattr__(self, name):
         return getattr(self.slots, name)
 
-    def forward(self, trees):
-        if len(trees.sizes) > self.most:
+    def check(self, rows, late):
+        if rows > self.most and late == self.late:
             raise MemoryError("no room for so many")
+
+    def forward(self, trees):
+        self.check(len(trees.sizes), late=False)
         return self.slots.forward(trees)
 
+    def keep(self, nodes):
+        self.check(len(nodes), late=True)
+        self.slots.keep(nodes)
 
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, caplog, most):
-    crowded = dataclasses.replace(target, slots_factory=lambda each: Crowded(slots_of(target), most))
+
+@pytest.mark.parametrize(("most", "late"), [(1, False), (2, False), (5, False), (2, True)])
+def test_batch_gets_smaller_when_memory_runs_out_and_nothing_is_lost(target, alone, caplog, most, late):
+    crowded = dataclasses.replace(target, slots_factory=lambda each: Crowded(slots_of(target), most, late))
     engine = DecodingEngine(crowded, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 8)
     prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(12)]
-    requests = [engine.request(prompt, 12) for prompt in prompts]
+    requests = [engine.request(prompt, 12 - 11 * (late and n % 2)) for n, prompt in enumerate(prompts)]
     assert len(list(engine.run(requests))) == 12
-    assert [r.token_ids for r in requests] == [alone(prompt, 12) for prompt in prompts]
-    assert engine.batch_size == {1: 1, 2: 2, 5: 4}[most]
+    assert [r.token_ids for r in requests] == [alone(prompt, 12 - 11 * (late and n % 2)) for n, prompt in enumerate(prompts)]
+    assert late or engine.batch_size == {1: 1, 2: 2, 5: 4}[most]
     assert "going on with 4" in caplog.text
     assert all(not len(row.own) for row in engine.drafter._rows)
-
-
-def test_memory_that_runs_out_after_verification_costs_no_token(target, alone):
-    class Late(Crowded):
-        def forward(self, trees):
-            return self.slots.forward(trees)
-
-        def keep(self, nodes):
-            if len(nodes) > self.most:
-                raise MemoryError("no room for so many")
-            self.slots.keep(nodes)
-
-    crowded = dataclasses.replace(target, slots_factory=lambda each: Late(slots_of(target), 2))
-    engine = DecodingEngine(crowded, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 6)
-    prompts = [tuple(range(3 + n, 9 + 2 * n)) for n in range(8)]
-    requests = [engine.request(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
-    assert len(list(engine.run(requests))) == 8
-    assert [r.token_ids for r in requests] == [alone(prompt, 1 + 4 * (n % 2)) for n, prompt in enumerate(prompts)]
 
 
 def test_request_that_cannot_begin_fails_alone(target, alone):
@@ -246,8 +219,6 @@ def test_answers_longer_than_the_memory_reserved_are_the_same(target, alone, mon
 
 
 # ---- the pack
-
-
 @pytest.mark.parametrize(
     ("sizes", "pasts", "runs"),
     [
@@ -402,7 +373,7 @@ def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_oth
 
 
 @pytest.mark.parametrize("architecture", ["llama", "bloom", "gpt_neo", "falcon_h1"])  # packed, tree or chain, chain, replay
-def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, architecture: str) -> None:
+def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, architecture):
     target = probed(tiny_model(architecture))
     slots = slots_of(target)
     slots.begin(slots.add([5, 6, 7, 8]))

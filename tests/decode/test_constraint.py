@@ -1,11 +1,7 @@
 """Answers that must be something: with drafts as without, complete, and cheap. Drafts hold nothing that could not be said."""
 
-from __future__ import annotations
-
 import json
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -25,7 +21,7 @@ from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from lookahead_cli.demo import samples_folder
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 from tests.support.schemas import SCHEMAS
 
@@ -35,17 +31,17 @@ OFF, DRAFTS = DraftOptions("off"), DraftOptions(decoding_length=16, adaptive=Fal
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return load_tokenizer(str(MODEL))
 
 
 @pytest.fixture(scope="module")
-def demo() -> TargetModel:
+def demo():
     return load_model(str(MODEL), dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def random_model(tokenizer: Any) -> TargetModel:
+def random_model(tokenizer):
     """It says anything, and would never end a text by itself."""
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -56,7 +52,7 @@ def random_model(tokenizer: Any) -> TargetModel:
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Any) -> Grammars:
+def grammars(tokenizer):
     return Grammars(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
 
 
@@ -106,9 +102,7 @@ ALONE = ((DRAFTS, 1, 1),)
     [("demo", WAYS[:1]), *deep([("random_model", WAYS), ("demo", WAYS[1:]), ("demo", ALONE), ("random_model", ALONE)])],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} ways",
 )
-def test_answers_validate_and_are_those_without_drafts(
-    model: str, ways: Any, tokenizer: Any, request: pytest.FixtureRequest
-) -> None:
+def test_answers_validate_and_are_those_without_drafts(model, ways, tokenizer, request):
     target = request.getfixturevalue(model)
     wishes = [schema(each) for each in SCHEMAS.values()]
     plain = answers(target, tokenizer, wishes, batch_size=8)
@@ -134,9 +128,7 @@ def test_answers_validate_and_are_those_without_drafts(
     ],
     ids=str,
 )
-def test_samplers_keep_to_the_constraint_too(
-    demo: TargetModel, tokenizer: Any, wishes: dict[str, Any], batch_size: int
-) -> None:
+def test_samplers_keep_to_the_constraint_too(demo, tokenizer, wishes, batch_size):
     sampled = [schema(SCHEMAS[name], **wishes) for name in ("person", "list of points", "told apart by kind")]
     plain = answers(demo, tokenizer, sampled, room=45)
     found = answers(demo, tokenizer, sampled, DRAFTS, batch_size, room=45, times=2)
@@ -156,9 +148,7 @@ def test_samplers_keep_to_the_constraint_too(
         ("grammar", 'start: "<" WORD ">" DIGIT\nWORD: /[a-z]{2,5}/\nDIGIT: /[0-9]/', r"<[a-z]{2,5}>[0-9]"),
     ],
 )
-def test_regular_expressions_choices_and_grammars(
-    demo: TargetModel, random_model: TargetModel, tokenizer: Any, kind: str, value: Any, good: str
-) -> None:
+def test_regular_expressions_choices_and_grammars(demo, random_model, tokenizer, kind, value, good):
     import re
 
     for target in (demo, random_model):
@@ -170,7 +160,7 @@ def test_regular_expressions_choices_and_grammars(
             assert generation.finish_reason == "stop"
 
 
-def test_each_row_has_its_own_and_some_have_none(demo: TargetModel, tokenizer: Any) -> None:
+def test_each_row_has_its_own_and_some_have_none(demo, tokenizer):
     wishes = [schema(SCHEMAS["person"]), Sampling(), Sampling(constraint=Constraint.of("choice", ["yes", "no"])), Sampling()]
     alone = [answers(demo, tokenizer, [Sampling()] * n + [wish], room=60)[n] for n, wish in enumerate(wishes)]
     assert [g.token_ids for g in answers(demo, tokenizer, wishes, DRAFTS, 4, room=60)] == [g.token_ids for g in alone]
@@ -179,9 +169,7 @@ def test_each_row_has_its_own_and_some_have_none(demo: TargetModel, tokenizer: A
 
 @pytest.mark.parametrize("room", [1, 40, *deep([2, 5, 20, 60])])
 @pytest.mark.parametrize("wish", [{}, {"temperature": 1.5}, *deep([{"repetition_penalty": 1.2}])], ids=str)
-def test_answers_are_complete_if_there_is_room_for_any(
-    random_model: TargetModel, tokenizer: Any, grammars: Grammars, room: int, wish: dict[str, Any]
-) -> None:
+def test_answers_are_complete_if_there_is_room_for_any(random_model, tokenizer, grammars, room, wish):
     """A model that would never end: what was begun is brought to an end in time, and no answer is cut that need not be."""
     names = ["text", "integer", "numbers", "person", "lists of lists", "list of points", "tree", "any JSON", "three colours"]
     wishes = [schema(SCHEMAS[name], **wish) for name in names]
@@ -194,7 +182,7 @@ def test_answers_are_complete_if_there_is_room_for_any(
             jsonschema.validate(json.loads(text_of(tokenizer, generation)), SCHEMAS[name])
 
 
-def test_models_that_take_no_drafts_keep_to_it_too(tokenizer: Any) -> None:
+def test_models_that_take_no_drafts_keep_to_it_too(tokenizer):
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, eos_token_id=tokenizer.eos_token_id)
     target = probed(MambaForCausalLM(config).eval())
@@ -204,9 +192,7 @@ def test_models_that_take_no_drafts_keep_to_it_too(tokenizer: Any) -> None:
 
 
 # drafts
-
-
-def test_what_must_come_is_drafted_and_nothing_that_cannot(demo: TargetModel, tokenizer: Any) -> None:
+def test_what_must_come_is_drafted_and_nothing_that_cannot(demo, tokenizer):
     """The tokens between values come from the grammar; every node of every tree could be accepted."""
     engine = DecodingEngine(demo, Drafter([], DRAFTS), tokenizer=tokenizer)
     constraint = Constraint.of("json_schema", SCHEMAS["list of points"])
@@ -228,7 +214,7 @@ def test_what_must_come_is_drafted_and_nothing_that_cannot(demo: TargetModel, to
     assert at == len(said)
 
 
-def test_possible_nodes_are_those_that_can_be_said_one_after_the_other(grammars: Grammars, tokenizer: Any) -> None:
+def test_possible_nodes_are_those_that_can_be_said_one_after_the_other(grammars, tokenizer):
     random, ends = np.random.default_rng(0), tokenizer.eos_token_id
     constraint = Constraint.of("json_schema", SCHEMAS["union"])
     likely = [*tokenizer('["a1, 23 ]', add_special_tokens=False)["input_ids"], ends]
@@ -252,7 +238,7 @@ def test_possible_nodes_are_those_that_can_be_said_one_after_the_other(grammars:
     assert checked > 20
 
 
-def test_allowed_tokens_are_those_that_are_allowed_one_by_one(grammars: Grammars, tokenizer: Any) -> None:
+def test_allowed_tokens_are_those_that_are_allowed_one_by_one(grammars, tokenizer):
     guide = grammars.guide(Constraint.of("json_schema", SCHEMAS["person"]), 100)
     for token in tokenizer('{"name": "A', add_special_tokens=False)["input_ids"]:
         assert allows(guide, token)
@@ -260,47 +246,7 @@ def test_allowed_tokens_are_those_that_are_allowed_one_by_one(grammars: Grammars
         assert guide.allowed().tolist() == [allows(guide, token) for token in range(len(tokenizer))]
 
 
-# cost
-
-
-@pytest.mark.deep  # it measures times
-def test_a_step_costs_a_small_part_of_the_output_layer_at_a_large_vocabulary() -> None:
-    """128,000 tokens. What a step asks: what must come, which nodes are possible, is the best token allowed; and the mask."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    random, alphabet = np.random.default_rng(0), pre_tokenizers.ByteLevel.alphabet()
-    letters, words = list('abcdefghijklmnopqrstuvwxyz{}[]",:0123456789 -.'), dict.fromkeys(["<eos>", *sorted(alphabet)])
-    while len(words) < 128_000:
-        words["".join(random.choice(letters, random.integers(2, 9))).replace(" ", "Ġ")] = None
-    backend = Tokenizer(models.BPE({word: n for n, word in enumerate(words)}, []))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
-    grammars = Grammars(tokenizer, 128_000, [0])
-    wanted = {"name": "Ana Lee", "age": 41, "admin": False}
-    said = tokenizer(json.dumps(wanted), add_special_tokens=False)["input_ids"]
-    guide, weights = grammars.guide(Constraint.of("json_schema", SCHEMAS["person"]), 1000), torch.ones(128_000, 512)
-    steps, layers = [], []
-    for place, token in enumerate(said):
-        began = time.perf_counter()
-        guide.forced()
-        draft = [0, *said[place : place + 15]]
-        assert all(guide.possible(draft, range(-1, len(draft) - 1)))
-        assert allows(guide, token)
-        assert guide.in_time(token) == token
-        assert guide.allowed()[token]
-        steps.append(time.perf_counter() - began)
-        guide.told(token)
-        began = time.perf_counter()
-        weights @ torch.ones(512, 16)
-        layers.append(time.perf_counter() - began)
-    print(f"a step: {np.mean(steps) * 1e6:.0f} us; scores of 16 tokens: {np.mean(layers) * 1e6:.0f} us")
-    assert np.median(steps) < 0.1 * np.median(layers)
-
-
-def test_masks_are_made_only_where_the_best_token_is_not_allowed_and_several_are(
-    demo: TargetModel, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masks_are_made_only_where_the_best_token_is_not_allowed_and_several_are(demo, tokenizer, monkeypatch):
     made, asked = [], []
     allowed, settled = Guide.allowed, Guide.settled
     monkeypatch.setattr(Guide, "allowed", lambda guide: made.append(guide) or allowed(guide))
@@ -311,8 +257,6 @@ def test_masks_are_made_only_where_the_best_token_is_not_allowed_and_several_are
 
 
 # bad constraints
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "problem"),
     [
@@ -327,7 +271,7 @@ def test_masks_are_made_only_where_the_best_token_is_not_allowed_and_several_are
         ("grammar", "root ::= )", "cannot be read"),
     ],
 )
-def test_constraints_that_cannot_be_kept_are_said_on_one_line(kind: str, value: Any, problem: str, grammars: Grammars) -> None:
+def test_constraints_that_cannot_be_kept_are_said_on_one_line(kind, value, problem, grammars):
     constraint = Constraint.of(kind, value)
     for reject in (constraint.check, lambda: grammars.guide(constraint, 10)):
         with pytest.raises(ConstraintError) as error:
@@ -339,12 +283,12 @@ def test_constraints_that_cannot_be_kept_are_said_on_one_line(kind: str, value: 
 @pytest.mark.parametrize(
     ("kind", "value"), [("json_schema", 3), ("choice", []), ("choice", "yes"), ("regex", None), ("xml", "a")]
 )
-def test_constraints_of_the_wrong_type_are_refused(kind: str, value: Any) -> None:
+def test_constraints_of_the_wrong_type_are_refused(kind, value):
     with pytest.raises(UsageError):
         Constraint.of(kind, value)
 
 
-def test_job_takes_constraints_for_all_rows_and_for_one(cli: Cli, tmp_path: Path) -> None:
+def test_job_takes_constraints_for_all_rows_and_for_one(cli, tmp_path):
     person, bad = SCHEMAS["person"], {"type": "string", "enum": [1]}
     schema_file, out = tmp_path / "person.json", tmp_path / "out.jsonl"
     schema_file.write_text(json.dumps(person))
@@ -393,9 +337,7 @@ def test_job_takes_constraints_for_all_rows_and_for_one(cli: Cli, tmp_path: Path
         (("--grammar", MODEL / "config.json"), 1, "config.json: the grammar cannot be read"),
     ],
 )
-def test_line_that_asks_for_what_cannot_be_is_refused_before_the_model_is_loaded(
-    cli: Cli, arguments: tuple[Any, ...], code: int, problem: str
-) -> None:
+def test_line_that_asks_for_what_cannot_be_is_refused_before_the_model_is_loaded(cli, arguments, code, problem):
     result = cli("generate", "--model", MODEL, "--input", samples_folder() / "prompts.jsonl", *arguments)
     assert result.code == code
     assert problem in result.err

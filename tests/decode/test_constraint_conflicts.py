@@ -1,7 +1,5 @@
 """A constraint beside what else rules out tokens: complete answers end, others fail with both names; drafts change nothing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any
@@ -36,10 +34,10 @@ class RulesOutAll(LogitsProcessor):
 
 
 @pytest.fixture(scope="module")
-def engines() -> tuple[LookaheadEngine, LookaheadEngine]:
+def engines():
     target, tokenizer = load_model(str(MODEL), dtype="float32", device="cpu"), load_tokenizer(str(MODEL))
     drafted = DraftOptions(decoding_length=8, adaptive=False)
-    return tuple(LookaheadEngine(target, tokenizer, drafts=each, batch_size=3) for each in (DraftOptions("off"), drafted))  # type: ignore[return-value]
+    return tuple(LookaheadEngine(target, tokenizer, drafts=each, batch_size=3) for each in (DraftOptions("off"), drafted))
 
 
 def answer(engine: LookaheadEngine, kind: str, **wishes: Any) -> Any:
@@ -51,14 +49,14 @@ def answer(engine: LookaheadEngine, kind: str, **wishes: Any) -> Any:
 
 @pytest.mark.parametrize("temperature", [None, 1.0])
 @pytest.mark.parametrize("kind", ["choice", "regex"])
-def test_answer_that_is_complete_ends_before_min_new_tokens(engines: Any, kind: str, temperature: float | None) -> None:
+def test_answer_that_is_complete_ends_before_min_new_tokens(engines, kind, temperature):
     for engine in engines:
         result = answer(engine, kind, min_new_tokens=30, temperature=temperature)
         assert (result.finish_reason, result.complete, result.error) == ("stop", True, None)
         assert len(result.token_ids) < 30
 
 
-def test_answer_that_may_go_on_does_until_min_new_tokens(engines: Any) -> None:
+def test_answer_that_may_go_on_does_until_min_new_tokens(engines):
     assert len(answer(engines[0], "grammar", min_new_tokens=12).token_ids) >= 12
 
 
@@ -72,7 +70,7 @@ def test_answer_that_may_go_on_does_until_min_new_tokens(engines: Any) -> None:
     ],
     ids=["bad words", "no repeat", "processors", "sampled"],
 )
-def test_conflict_is_an_error_that_names_both_and_keeps_the_text(engines: Any, wishes: dict[str, Any], names: str) -> None:
+def test_conflict_is_an_error_that_names_both_and_keeps_the_text(engines, wishes, names):
     texts = []
     for engine in engines:
         result = answer(engine, "json_schema", **wishes)
@@ -84,7 +82,7 @@ def test_conflict_is_an_error_that_names_both_and_keeps_the_text(engines: Any, w
     assert '{"a": 1'.startswith(texts[0][:3])
 
 
-def test_bad_words_are_not_emitted_to_end_in_time(engines: Any) -> None:
+def test_bad_words_are_not_emitted_to_end_in_time(engines):
     for engine in engines:
         result = answer(engine, "json_schema", bad_words=["}"], max_new_tokens=12)
         assert "}" not in result.text
@@ -92,20 +90,20 @@ def test_bad_words_are_not_emitted_to_end_in_time(engines: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "room", "complete"), [("choice", 1, False), ("regex", 2, True), ("json_schema", 3, False)])
-def test_answer_that_is_cut_says_whether_it_is_complete(engines: Any, kind: str, room: int, complete: bool) -> None:
+def test_answer_that_is_cut_says_whether_it_is_complete(engines, kind, room, complete):
     for engine in engines:
         result = answer(engine, kind, max_new_tokens=room)
         assert (result.finish_reason, result.complete) == ("length", complete)
     assert engines[0].generate(PROMPTS[0], GenerationParams(max_new_tokens=2))[0].complete is None
 
 
-def test_stop_text_in_a_constrained_answer_leaves_it_incomplete(engines: Any) -> None:
+def test_stop_text_in_a_constrained_answer_leaves_it_incomplete(engines):
     result = answer(engines[0], "json_schema", stop=['"'])
     assert (result.finish_reason, result.complete) == ("stop", False)
 
 
 @pytest.mark.parametrize("pattern", ["xyz", "[A-Z]{2}-[0-9]+", "foo|bar"])
-def test_text_with_a_pattern_that_may_stand_anywhere_is_completed_in_time(engines: Any, pattern: str) -> None:
+def test_text_with_a_pattern_that_may_stand_anywhere_is_completed_in_time(engines, pattern):
     schema = {**SCHEMA, "properties": {"a": {"type": "string", "pattern": pattern}}}
     for engine, room in itertools.product(engines, (12, 20)):
         result = answer(engine, "json_schema", constraint=Constraint.of("json_schema", schema), max_new_tokens=room)
@@ -113,7 +111,7 @@ def test_text_with_a_pattern_that_may_stand_anywhere_is_completed_in_time(engine
         json.loads(result.text)
 
 
-def test_models_that_take_no_drafts_end_in_the_same_ways(engines: Any) -> None:
+def test_models_that_take_no_drafts_end_in_the_same_ways(engines):
     torch.manual_seed(0)
     tokenizer = engines[0].tokenizer
     config = MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, eos_token_id=tokenizer.eos_token_id)
@@ -123,9 +121,7 @@ def test_models_that_take_no_drafts_end_in_the_same_ways(engines: Any) -> None:
     assert answer(engine, "json_schema", max_new_tokens=2).complete is False
 
 
-def test_job_writes_one_error_row_with_the_text_so_far_and_the_other_rows_as_ever(
-    capsys: pytest.CaptureFixture[str], tmp_path: Any
-) -> None:
+def test_job_writes_one_error_row_with_the_text_so_far_and_the_other_rows_as_ever(capsys, tmp_path):
     params = [{}, {"json_schema": SCHEMA, "no_repeat_ngram_size": 1}, {"choice": ["yes", "no"], "min_new_tokens": 9}]
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0], "params": each} for each in params])
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 9)
@@ -150,8 +146,8 @@ def test_job_writes_one_error_row_with_the_text_so_far_and_the_other_rows_as_eve
     temperature=st.sampled_from([None, 1.0]),
 )
 def test_every_row_ends_as_an_answer_or_as_one_clear_error_whatever_is_drafted(
-    engines: Any, kind: str, room: int, least: Any, bad_words: Any, no_repeat: Any, bias: Any, temperature: Any
-) -> None:
+    engines, kind, room, least, bad_words, no_repeat, bias, temperature
+):
     wishes = {"min_new_tokens": least, "bad_words": bad_words, "no_repeat_ngram_size": no_repeat, "logit_bias": bias}
     params = GenerationParams(max_new_tokens=room, constraint=CONSTRAINTS[kind], temperature=temperature, **wishes)
     results = [engine.generate(PROMPTS[:2], [params, GenerationParams(max_new_tokens=4)]) for engine in engines]

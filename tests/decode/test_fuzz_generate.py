@@ -1,7 +1,5 @@
 """A slice of the fuzz of tests/deep/test_fuzz_generate.py: every way of verifying, batch 1 and 4."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.depth import some_deep

@@ -1,7 +1,5 @@
 """A model's generation config: each field is honoured as `model.generate` does, or said. Processors keep their state apart."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import logging
@@ -68,8 +66,6 @@ def by_generate(target, **wishes):
 
 
 # ---- every field
-
-
 def test_every_field_that_transformers_knows_is_in_the_table():
     assert {name for name in vars(GenerationConfig()) if name not in FIELDS} <= {"_original_object_hash", "_mask_length"}
     assert all(field.why for field in FIELDS.values() if field.use == "not used")
@@ -181,8 +177,6 @@ def test_minimum_of_a_request_takes_the_place_of_min_length(configure):
 
 
 # ---- sampling with the model's own settings
-
-
 @pytest.mark.parametrize("architecture", ["llama", "mamba"])
 def test_sampling_of_the_model_is_that_of_generate_and_what_is_asked_for_wins(configure, architecture):
     own = {"do_sample": True, "temperature": 1.4, "top_k": 9, "top_h": 0.9, "min_p": 0.01, "epsilon_cutoff": 1e-3}
@@ -232,8 +226,6 @@ def test_bad_words_as_texts_are_never_said_with_or_without_a_space_before(config
 
 
 # ---- processors with state
-
-
 def test_rows_that_share_params_do_not_share_the_state_of_their_processors(configure):
     alone = [by_generate_one(configure(), prompt) for prompt in PROMPTS]
     mine = Wandering()

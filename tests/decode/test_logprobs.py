@@ -1,10 +1,7 @@
-"""Log-probabilities are those of a plain forward over prompt and answer, whatever was drafted and however tokens are chosen."""
-
-from __future__ import annotations
+"""Log-probabilities of answers and prompts are those of a plain forward, whatever was drafted and however it is prefilled."""
 
 import dataclasses
 import itertools
-import json
 import math
 
 import pyarrow.parquet
@@ -12,14 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lookahead.api import GenerationParams, LookaheadEngine
+from lookahead import Constraint, GenerationParams, LookaheadEngine
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.logprobs import AT_ONCE, logprobs_of
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.job.openai import LogprobsOf
+from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
 from tests.decode.test_sampling import PROMPTS
@@ -52,13 +50,14 @@ def run(target, drafts, batch_size, sampling, asked=3, new_tokens=16):
     return requests
 
 
-def assert_exact(target, request, asked):
+def assert_exact(target, request, asked, of_prompt=False):
     """Each is the log-softmax of a plain forward."""
-    text = torch.tensor([[*request.prompt_ids, *request.token_ids]], device=target.device)
+    ids = request.prompt_ids if of_prompt else [*request.prompt_ids, *request.token_ids]
+    logprobs, begin = (request.prompt_token_logprobs, 1) if of_prompt else (request.token_logprobs, request.prompt_tokens)
     with torch.inference_mode():
-        exact = target.model(text).logits[0, request.prompt_tokens - 1 : -1].double().log_softmax(-1)
-    assert [found.token_id for found in request.token_logprobs] == request.token_ids
-    for found, row in zip(request.token_logprobs, exact, strict=True):
+        exact = target.model(torch.tensor([ids], device=target.device)).logits[0, begin - 1 : -1].double().log_softmax(-1)
+    assert [found.token_id for found in logprobs] == ids[begin:]
+    for found, row in zip(logprobs, exact, strict=True):
         assert found.logprob == pytest.approx(float(row[found.token_id]), abs=NEAR)
         assert [logprob for _, logprob in found.top] == pytest.approx(row.topk(asked).values.tolist(), abs=NEAR)
         assert [logprob for _, logprob in found.top] == pytest.approx([float(row[token]) for token, _ in found.top], abs=NEAR)
@@ -141,8 +140,6 @@ def test_results_from_python_hold_them(target):
 
 
 # ---- in output rows
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return load_tokenizer(str(MODEL))
@@ -150,13 +147,13 @@ def tokenizer():
 
 @pytest.fixture
 def generate(cli, tmp_path):
-    """generate(rows, *options) -> output rows, of a job that succeeds."""
+    """generate(rows, *options) -> output rows, of a job that ends with `code`."""
 
-    def run(rows, *options, out="out.jsonl"):
+    def run(rows, *options, out="out.jsonl", code=0):
         source = write_jsonl(tmp_path / "in.jsonl", rows)
         job = ("--model", MODEL, "--input", source, "-o", tmp_path / out, "--overwrite", "--max-new-tokens", 8)
         result = cli("generate", *job, *options)
-        assert result.code == 0, result.err
+        assert result.code == code, result.err
         return rows_of(tmp_path / out) if out.endswith("jsonl") else pyarrow.parquet.read_table(tmp_path / out).to_pylist()
 
     return run
@@ -236,24 +233,6 @@ def test_openai_completion_is_answered_in_its_older_shape(generate):
         assert len(top) == 3
 
 
-@pytest.mark.parametrize(
-    ("wish", "saying"),
-    [
-        ({"logprobs": 3}, '"logprobs" is 3, not true or false'),
-        ({"logprobs": 1.0}, "not true or false"),
-        ({"top_logprobs": 3}, '"top_logprobs" goes with "logprobs": true'),
-        ({"logprobs": False, "top_logprobs": 3}, '"top_logprobs" goes with "logprobs": true'),
-        ({"logprobs": True, "top_logprobs": -1}, '"top_logprobs" is -1, not a whole number'),
-        ({"logprobs": True, "top_logprobs": True}, '"top_logprobs" is True, not a whole number'),
-    ],
-)
-def test_openai_wish_that_makes_no_sense_is_an_error_row(cli, tmp_path, wish, saying):
-    source = write_jsonl(tmp_path / "in.jsonl", [openai({**CHAT, **wish})])
-    result = cli("generate", "--model", MODEL, "--input", source)
-    assert result.code == 3
-    assert saying in json.loads(result.out)["response"]["body"]["error"]["message"]
-
-
 def test_parquet_holds_what_the_lines_hold(generate):
     rows = [{"prompt": QUESTIONS[0], "params": {"n": 2, "logprobs": 1}}, openai({**CHAT, "logprobs": True, "top_logprobs": 1})]
     rows.append({"custom_id": "b", "body": {"prompt": QUESTIONS[0], "logprobs": 2}})
@@ -285,7 +264,7 @@ def test_rows_without_a_tokenizer_hold_ids_and_what_cannot_be_is_a_number_of_jso
     assert LogprobsOf(None).in_row(request)[0]["logprob"] == -9999.0
 
 
-def test_bits_of_a_row_do_not_depend_on_the_others() -> None:
+def test_bits_of_a_row_do_not_depend_on_the_others():
     logits, threads = torch.randn(40, 49_152, generator=torch.Generator().manual_seed(0)), torch.get_num_threads()
     token_ids = logits.argmax(1).tolist()
     torch.set_num_threads(2)  # with which torch sums one row in another order than several
@@ -294,3 +273,141 @@ def test_bits_of_a_row_do_not_depend_on_the_others() -> None:
         assert logprobs_of(logits, range(40), token_ids, 3) == alone
     finally:
         torch.set_num_threads(threads)
+
+
+# ---- prompts
+
+
+LONG = [*PROMPTS[0], *range(3, 83)]  # several chunks
+DRAFTED = DraftOptions(decoding_length=8, adaptive=False)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gptj", "gpt_neo", "mamba"])  # and windows, trees, chains, none
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_those_of_prompts_are_those_of_a_plain_forward_and_change_no_answer(tiny_model, device, architecture, batch_size):
+    target = probed(tiny_model(architecture, device), architecture)
+    prompts = [LONG, *PROMPTS[:2], LONG[:1], [*LONG[:-1], 5], LONG]
+    plain = DecodingEngine(target, Drafter([], DraftOptions("off")), 1)
+    expected = [plain.generate(prompt, 6).token_ids for prompt in prompts]
+    engine = DecodingEngine(target, Drafter([], DRAFTED), batch_size, prefill_chunk=50)
+    for new_tokens in (6, 0):  # the second time with all beginnings held
+        requests = [engine.request(prompt, new_tokens, prompt_logprobs=2) for prompt in prompts]
+        assert len(list(engine.run(requests))) == len(prompts)
+        for request, answer in zip(requests, expected, strict=True):
+            assert (request.error, request.token_ids) == (None, answer[:new_tokens])
+            assert request.finish_reason == "length" or new_tokens
+            assert_exact(target, request, 2, of_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "mode"), [("none", "modules"), ("none", "program"), ("int8", "program"), ("int4", "modules")]
+)
+def test_every_way_to_compute_forwards_gives_those_of_prompts(quantize, mode):
+    target = load_model(str(MODEL), dtype="float32", device="cpu", quantize=quantize, engine_mode=mode)
+    engine = DecodingEngine(target, Drafter([], DRAFTED), 3)
+    requests = [engine.request(LONG, room, prompt_logprobs=asked) for room, asked in ((4, 1), (0, 1), (4, None))]
+    list(engine.run(requests))
+    alone = DecodingEngine(target, Drafter([], DraftOptions("off")), 1, prefill_chunk=17)
+    list(alone.run([lone := alone.request(LONG, 0, prompt_logprobs=1)]))
+    for request in requests[:2]:
+        if quantize == "none":
+            assert_exact(target, request, 1, of_prompt=True)
+        for found, other in zip(request.prompt_token_logprobs, lone.prompt_token_logprobs, strict=True):
+            assert found.logprob == pytest.approx(other.logprob, abs=NEAR)
+    assert requests[0].token_ids == requests[2].token_ids
+    assert not requests[2].prompt_token_logprobs
+
+
+def test_scores_of_no_more_than_a_few_prompt_tokens_are_held_at_once(tiny_model, monkeypatch):
+    sizes = []
+
+    def counted(logits, rows, token_ids, most):
+        sizes.append(len(logits))
+        return logprobs_of(logits, rows, token_ids, most)
+
+    monkeypatch.setattr("lookahead.decode.row.logprobs_of", counted)
+    engine = DecodingEngine(probed(tiny_model("llama"), "llama"), Drafter([], DraftOptions("off")), 1)
+    list(engine.run([engine.request(LONG * 2, 0, prompt_logprobs=0)]))
+    assert max(sizes) <= AT_ONCE < len(LONG)
+
+
+def test_row_that_scores_its_prompt_again_after_memory_ran_out_has_each_token_once(tiny_model, monkeypatch):
+    target = probed(tiny_model("llama"), "llama")
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 2, prefill_chunk=32)
+    step, steps = engine._step, iter(range(1000))
+
+    def failing(*arguments):
+        if next(steps) == 2:
+            raise MemoryError("no room")
+        step(*arguments)
+
+    monkeypatch.setattr(engine, "_step", failing)
+    requests = [engine.request(LONG, 3, prompt_logprobs=1) for _ in range(2)]
+    assert len(list(engine.run(requests))) == 2
+    for request in requests:
+        assert_exact(target, request, 1, of_prompt=True)
+
+
+def test_continuation_is_scored_by_its_part_of_the_prompt():
+    engine = LookaheadEngine(MODEL, batch_size=2)
+    context, params = QUESTIONS[0], GenerationParams(max_new_tokens=8)
+    ids = engine.tokenizer(context)["input_ids"]
+    (answer,) = engine.generate([ids], GenerationParams(max_new_tokens=8, logprobs=1))
+    scoring = GenerationParams(max_new_tokens=0, prompt_logprobs=1)
+    own, other = engine.generate([[*ids, *answer.token_ids], [*ids, *answer.token_ids[::-1]]], scoring)
+    assert own.prompt_logprobs[0] is None
+    assert (own.token_ids, own.text, own.finish_reason) == ([], "", "length")
+    of_answer = own.prompt_logprobs[len(ids) :]
+    assert sum(e.logprob for e in of_answer) == pytest.approx(sum(e.logprob for e in answer.logprobs), abs=NEAR)
+    assert all(e.top[0][0] == e.token_id for e in of_answer)
+    assert not all(e.top[0][0] == e.token_id for e in other.prompt_logprobs[len(ids) :])
+    assert engine.generate([ids], params)[0].token_ids == answer.token_ids
+
+
+def test_those_of_prompts_that_cannot_be_had_are_refused(tiny_model):
+    for wrong in ({"max_new_tokens": 0}, {"prompt_logprobs": -1}, {"prompt_logprobs": 1000}, {"prompt_logprobs": True}):
+        with pytest.raises(UsageError):
+            GenerationParams(**wrong)
+    engine = DecodingEngine(probed(tiny_model("llama"), "llama"), Drafter([], DraftOptions("off")), 1)
+    with pytest.raises(LookaheadError, match="no room"):
+        engine.request([5] * (engine.target.longest_text + 1), 0, prompt_logprobs=1)
+
+
+def test_rows_hold_those_of_prompts_with_null_for_the_first_token(generate):
+    rows = [{"prompt": QUESTIONS[0], "params": {"prompt_logprobs": 1, "max_new_tokens": new, "n": 2}} for new in (0, 3)]
+    rows += [{"prompt": "a", "params": params} for params in ({"max_tokens": 0}, {"max_tokens": 0, "prompt_logprobs": False})]
+    scored, answered, *refused = generate(rows, code=3)
+    assert scored["prompt_logprobs"] == answered["prompt_logprobs"]
+    assert (scored["completion_tokens"], answered["completion_tokens"]) == (0, 6)
+    first, *others = scored["prompt_logprobs"]
+    assert first is None
+    assert len(others) == scored["prompt_tokens"] - 1
+    assert all({*entry} == {"id", "token", "logprob", "top"} and len(entry["top"]) == 1 for entry in others)
+    assert all("0 goes with prompt_logprobs" in row["error"]["message"] for row in refused)
+
+
+def test_openai_completion_with_echo_has_those_of_the_prompt_before_those_of_the_answer(generate):
+    body = {"prompt": [QUESTIONS[0], QUESTIONS[1]], "echo": True, "logprobs": 2, "max_tokens": 3, "n": 2}
+    rows = [{"custom_id": "a", "body": body}, {"custom_id": "b", "body": {**body, "max_tokens": 0, "n": 1}}]
+    answered, scored = (row["response"]["body"]["choices"] for row in generate(rows))
+    assert (len(answered), len(scored)) == (4, 2)
+    for index, choice in enumerate(answered):
+        logprobs = choice["logprobs"]
+        assert "".join(logprobs["tokens"]) == f"<s>{choice['text']}"
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        assert all(value < 0.1 for value in logprobs["token_logprobs"][1:])
+        placed = zip(logprobs["text_offset"][1:], logprobs["tokens"][1:], strict=True)
+        assert all(choice["text"][place:].startswith(token) for place, token in placed)
+        alone = scored[index // 2]
+        assert alone["text"] == QUESTIONS[index // 2]
+        assert logprobs["token_logprobs"][:-3] == alone["logprobs"]["token_logprobs"]
+    assert len(generate(rows, out="out.parquet")) == 2
+
+
+def test_constrained_rows_that_score_their_prompt_are_answered_as_others():
+    engine = LookaheadEngine(MODEL)
+    constraint = Constraint.of("choice", ["yes", "no"])
+    wishes = [GenerationParams(constraint=constraint, prompt_logprobs=most) for most in (None, 0)]
+    plain, scored = engine.generate([QUESTIONS[0]] * 2, wishes)
+    assert plain.token_ids == scored.token_ids
+    assert scored.complete

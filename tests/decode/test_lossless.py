@@ -3,8 +3,6 @@
 float32, tiny models with random weights, `model.generate(do_sample=False)` as the truth.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -36,17 +34,7 @@ IN_FULL = ("llama", "gptj", "gpt_neo", "bamba")  # one of each mode that takes d
 PRODUCT = list(itertools.product(DRAFTS, (1, 3, 8)))
 SMALL = [way for way in PRODUCT if way[1] == 3]  # of modes that verify row by row, whatever the batch
 FEW = [("perfect", 3), ("random_trees", 3)]
-DEEP = (
-    "qwen3_next",
-    "gemma3",
-    "gemma4",
-    "phi3_longrope",
-    "llama4",
-    "afmoe",
-    "gpt_neox",
-    "qwen3",
-    "gpt2",
-)  # in shallow tests
+DEEP = ("qwen3_next", "gemma3", "gemma4", "phi3_longrope", "llama4", "afmoe", "gpt_neox", "qwen3", "gpt2")  # in shallow tests
 SHALLOW = {name: FEW if name not in IN_FULL else PRODUCT if mode == "packed" else SMALL for name, mode in MODES.items()}
 WAYS = [
     *some_deep(SHALLOW.items(), [(name, ways) for name, ways in SHALLOW.items() if name not in DEEP]),
@@ -63,7 +51,6 @@ def target_of(tiny_model):
 @pytest.fixture(scope="session")
 def answers_of():
     """answers_of(architecture, device) -> (prompt, plain greedy tokens) of PROMPTS."""
-
     return lambda architecture, device="cpu": plain_answers(architecture, PROMPTS, device)
 
 
@@ -95,7 +82,6 @@ def test_any_draft_at_any_batch_size_yields_the_plain_greedy_tokens(target_of, m
         for generation, (_, answer) in zip(done, answers, strict=True):
             assert generation.token_ids == answer, (draft, batch_size)
             assert generation.finish_reason == ("stop" if answer[-1] == 2 else "length")
-
         # The drafts were used as meant, else the equality above says little.
         done = [g for g in done if not target.decodes_plainly(g.prompt_tokens + NEW_TOKENS)]
         steps, rest = sum(g.steps for g in done), sum(len(g.token_ids) - 1 for g in done)
@@ -144,22 +130,7 @@ def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
     assert generation.accepted_by_source == {"known": generation.accepted_tokens}
 
 
-def test_stream_left_early_frees_its_row_for_the_next_request(target_of, answers_of):
-    (first, _), (second, answer) = answers_of("llama")[:2]
-    drafter = Drafter()
-    engine = DecodingEngine(target_of("llama"), drafter)
-    stream = engine.stream(engine.request(first, NEW_TOKENS))
-    next(stream)
-    stream.close()
-    row = drafter.start([5])
-    assert (row.number, row.text.tolist()) == (0, [5])  # else there would be a second row
-    row.finish()
-    assert engine.generate(second, NEW_TOKENS).token_ids == answer
-
-
 # ---- where an answer ends
-
-
 @pytest.mark.parametrize("place", [1, 7, 8, 9, 11, *deep([2, 3, 4, 5, 6, 10])])  # a draft has seven tokens
 def test_answer_stops_at_an_end_of_sequence_inside_an_accepted_branch(target_of, answers_of, monkeypatch, place):
     prompt, answer = answers_of("mistral")[1]
@@ -237,8 +208,6 @@ def test_what_the_generation_config_asks_of_greedy_decoding_is_done(target_of, a
 
 
 # ---- the probe does not take a model's word for it
-
-
 class IgnoresTreeMask(LlamaForCausalLM):
     def forward(self, *args, attention_mask=None, **kwargs):
         return super().forward(*args, attention_mask=None, **kwargs)
@@ -299,8 +268,6 @@ def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mo
 
 
 # ---- the key/value buffers
-
-
 def test_buffers_grow_and_lose_nothing():
     """Two layers, the second with narrower values, as latent attention has them."""
     cache = SequenceCache()
@@ -318,7 +285,7 @@ def test_buffers_grow_and_lose_nothing():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much memory a process has")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_take_memory_for_what_is_written_only(dtype):
-    def taken() -> int:
+    def taken():
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     before = taken()

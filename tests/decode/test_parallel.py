@@ -1,18 +1,15 @@
 """One model over several processes or devices: the tokens of one process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from lookahead.forward.parallel import joined
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, questions, rows_of, steady
 from tests.support.processes import Program
@@ -59,11 +56,10 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("start", deep([started_as_torchrun_does, started_by_torchrun]))
-def test_processes_that_share_a_model_write_the_rows_of_one(
-    cli: Cli, tmp_path: Path, start: Callable[..., tuple[int, str]]
-) -> None:
+def test_processes_that_share_a_model_write_the_rows_of_one(cli, tmp_path, start):
     source = write_jsonl(tmp_path / "in.jsonl", [*questions(6), {"id": "s", "prompt": "A", "params": {"temperature": 0.9}}])
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 16, "--token-ids")
+    job += ("--strategy", "hierarchical", "--decoding-length", 8)
     assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
     out = tmp_path / "two.jsonl"
     code, err = start(*job, "-o", out, "--tp-plan", "auto", "--batch-size", 4)
@@ -75,7 +71,7 @@ def test_processes_that_share_a_model_write_the_rows_of_one(
         assert code == 0, err
 
 
-def test_processes_leave_the_group_that_they_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_leave_the_group_that_they_joined(monkeypatch):
     # Its thread is joined, so that it does not run into the end of the interpreter (an abort, in one run of many).
     address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     for name, value in address.items():
@@ -86,7 +82,7 @@ def test_processes_leave_the_group_that_they_joined(monkeypatch: pytest.MonkeyPa
     assert not dist.is_initialized()
 
 
-def test_model_may_be_spread_by_a_device_map(cli: Cli, tmp_path: Path) -> None:
+def test_model_may_be_spread_by_a_device_map(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(6))
     job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 16, "--token-ids")
     assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
@@ -94,7 +90,7 @@ def test_model_may_be_spread_by_a_device_map(cli: Cli, tmp_path: Path) -> None:
     assert steady(tmp_path / "two.jsonl") == steady(tmp_path / "one.jsonl")
 
 
-def test_shared_models_are_refused_where_they_make_no_sense(cli: Cli, tmp_path: Path) -> None:
+def test_shared_models_are_refused_where_they_make_no_sense(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl")
     cli.fails(2, *job, "--tp-plan", "auto", saying=["--tp-plan", "torchrun"])

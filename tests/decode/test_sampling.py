@@ -3,8 +3,6 @@
 Truth: `model.generate` after `torch.manual_seed` with the row's seed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text handed out piece by piece is the text of the whole, whatever the tokenizer and whatever the tokens."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -163,18 +161,6 @@ def test_no_piece_of_text_ends_in_half_a_character(text):
     texts = streamed(tokenizer, ids)
     assert "".join(texts) == text
     assert not any("\ufffd" in piece for piece in texts)
-
-
-@pytest.mark.parametrize("text", ["👩‍👩‍👧", "e\u0301", "🏽", "日本"])
-def test_character_comes_with_its_last_token(text):
-    tokenizer = TOKENIZERS["byte-level"]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    stream = TextStream(tokenizer)
-    for place in range(len(ids)):
-        stream.push(ids[place : place + 1])
-        whole = text_of(tokenizer, ids[: place + 1])
-        assert "".join(stream._pieces) == whole.removesuffix("\ufffd")
-    assert stream.finish() == ""
 
 
 @pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "word-piece-cleaned"])

@@ -1,7 +1,5 @@
 """Verify and accept: the path of a draft tree that the model itself would have said."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -38,43 +36,29 @@ def verified(tree, *said, last=None):
 #    8   9
 #    3
 EXAMPLE = tree_of([5, 8, 9, 3], [-1, 0, 0, 1])
+# 5 - 8 - 1
+#   - 8 - 3
+#   - 8 - 3 - 4
+SIDE_BY_SIDE = tree_of([5, 8, 1, 8, 3, 8, 3, 4], [-1, 0, 1, 0, 3, 0, 5, 6])
+SIBLINGS = tree_of([5, 8, 8, 3], [-1, 0, 0, 2])
 
 
 @pytest.mark.parametrize(
-    ("said", "token_ids", "nodes"),
+    ("tree", "said", "token_ids", "nodes"),
     [
-        pytest.param([8, 3, 0, 4], [8, 3, 4], [0, 1, 3], id="whole-branch"),
-        pytest.param([8, 2, 0, 4], [8, 2], [0, 1], id="branch-in-part"),
-        pytest.param([9, 0, 7, 0], [9, 7], [0, 2], id="other-branch"),
-        pytest.param([1, 3, 7, 4], [1], [0], id="nothing"),
-        pytest.param([3, 3, 3, 3], [3], [0], id="token-of-a-deeper-node"),
+        pytest.param(EXAMPLE, [8, 3, 0, 4], [8, 3, 4], [0, 1, 3], id="whole-branch"),
+        pytest.param(EXAMPLE, [8, 2, 0, 4], [8, 2], [0, 1], id="branch-in-part"),
+        pytest.param(EXAMPLE, [9, 0, 7, 0], [9, 7], [0, 2], id="other-branch"),
+        pytest.param(EXAMPLE, [1, 3, 7, 4], [1], [0], id="nothing"),
+        pytest.param(EXAMPLE, [3, 3, 3, 3], [3], [0], id="token-of-a-deeper-node"),
+        pytest.param(root_only(5), [7], [7], [0], id="no-draft"),
+        pytest.param(SIDE_BY_SIDE, [8, 3, 0, 3, 4, 3, 4, 6], [8, 3, 4, 6], [0, 5, 6, 7], id="branches-side-by-side"),
+        pytest.param(SIBLINGS, [8, 3, 3, 4], [8, 3, 4], [0, 2, 3], id="siblings-of-the-same-token"),
     ],
 )
-def test_longest_path_that_the_model_says_is_accepted(said, token_ids, nodes):
-    accepted = verified(EXAMPLE, *said)
+def test_longest_path_that_the_model_says_is_accepted(tree, said, token_ids, nodes):
+    accepted = verified(tree, *said)
     assert (accepted.token_ids, accepted.nodes) == (token_ids, nodes)
-
-
-def test_without_a_draft_the_model_says_one_token():
-    accepted = verified(root_only(5), 7)
-    assert (accepted.token_ids, accepted.nodes) == ([7], [0])
-
-
-def test_branches_side_by_side_are_followed_together_to_the_longest():
-    #        5
-    #    8   8   8
-    #    1   3   3
-    #            4
-    tree = tree_of([5, 8, 1, 8, 3, 8, 3, 4], [-1, 0, 1, 0, 3, 0, 5, 6])
-    accepted = verified(tree, 8, 3, 0, 3, 4, 3, 4, 6)
-    assert accepted.token_ids == [8, 3, 4, 6]
-    assert accepted.nodes == [0, 5, 6, 7]
-
-
-def test_siblings_of_the_same_token_are_one_branch():
-    tree = tree_of([5, 8, 8, 3], [-1, 0, 0, 2])
-    accepted = verified(tree, 8, 3, 3, 4)
-    assert (accepted.token_ids, accepted.nodes) == ([8, 3, 4], [0, 2, 3])
 
 
 def test_model_is_asked_once_for_each_token_and_only_along_the_path():
@@ -101,9 +85,7 @@ def test_answer_ends_with_the_token_that_ends_it_drafted_or_not(last, token_ids,
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @given(seed=st.integers(0, 1000), offset=st.sampled_from([0.0, -50.0, 50.0]), few=st.booleans())
-def test_best_token_is_the_first_of_those_with_the_highest_score(
-    dtype: torch.dtype, seed: int, offset: float, few: bool
-) -> None:
+def test_best_token_is_the_first_of_those_with_the_highest_score(dtype, seed, offset, few):
     """Where all scores are below 0 too, and where several are the same, 0 with either sign among them."""
     scores = torch.randn(3, 500, generator=torch.Generator().manual_seed(seed))
     scores = (scores.clamp(max=0).round() * -0.0 if few else scores + offset).to(dtype)
@@ -112,7 +94,7 @@ def test_best_token_is_the_first_of_those_with_the_highest_score(
     assert [found.best(0, 0), found.best(1, 0), found.best(1, 1)] == expected
 
 
-def test_score_of_infinity_is_the_best() -> None:
+def test_score_of_infinity_is_the_best():
     scores = torch.full((1, 9), -float("inf"), dtype=torch.bfloat16)
     assert Scores(scores, [1]).best(0, 0) == 0
     scores[0, 4] = -3.0

@@ -1,7 +1,5 @@
 """Deep tests: what takes minutes. `pytest -m deep` runs them; the ordinary suite does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

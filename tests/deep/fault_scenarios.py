@@ -1,8 +1,6 @@
 """The commands that faults of the disk are injected into, with small files; each is run here once, so that children need not
 import or compile anything."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -143,12 +141,11 @@ def small_runs() -> None:
     from lookahead.trie.segment import Effort
 
     segment.GROUP_DOCUMENTS = 8
-    Effort.arrays = property(lambda self: 8)  # type: ignore[assignment]
-    Effort.pages = lambda self: Pages(0)  # type: ignore[method-assign]
+    Effort.arrays = property(lambda self: 8)
+    Effort.pages = lambda self: Pages(0)
 
 
 # ---- jobs
-
 PROMPTS = [{"id": f"q{number}", "prompt": prompt} for number, prompt in enumerate(["Hello", "What is", "The cat"])]
 
 
@@ -175,7 +172,7 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
     def load_once(settings: EngineSettings, *arguments: Any) -> Any:
         return loaded.pop() if loaded else real(settings, *arguments)
 
-    EngineSettings.load = load_once  # type: ignore[method-assign]
+    EngineSettings.load = load_once
     scenario = of_files(made, given, command)
     settings = EngineSettings(ModelOptions(str(TOKENIZER)), batch_size=2)
     loaded.append(real(settings))  # for the children, each of which takes its copy of it

@@ -7,8 +7,6 @@ Of each run: the exit code, one line on stderr, files that are old or new; and a
 files as without any. What does not hold is listed as a violation.
 """
 
-from __future__ import annotations
-
 import collections
 import ctypes
 import dataclasses

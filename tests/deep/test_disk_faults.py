@@ -1,7 +1,5 @@
 """A disk that fails, fills up or is taken away at any call of a command: old or new file whole, one true line, nothing left."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -19,7 +17,7 @@ STRIDE = os.environ.get("FAULTS_STRIDE", "8")  # of many calls that only read, e
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shim(tmp_path_factory):
     """faults.c, compiled."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":
@@ -47,9 +45,7 @@ def injected(shim: Path, scenario: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_fault_at_any_call_leaves_the_old_file_or_the_new_one_and_one_true_line(
-    shim: Path, scenario: str, tmp_path: Path, record_property: Any
-) -> None:
+def test_a_fault_at_any_call_leaves_the_old_file_or_the_new_one_and_one_true_line(shim, scenario, tmp_path, record_property):
     found = injected(shim, scenario, tmp_path)
     record_property("faults", {name: found[name] for name in ("cases", "fired", "codes", "calls")})
     print(scenario, found["cases"], "faults,", found["fired"], "met a call; exit codes", found["codes"])

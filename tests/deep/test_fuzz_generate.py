@@ -3,8 +3,6 @@
 LOOKAHEAD_FUZZ_CASES: how many (default 2,000, half an hour on one core). LOOKAHEAD_FUZZ_FROM: the number of the first.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 

@@ -1,7 +1,5 @@
 """Checksum-valid files whose arrays lie, by the thousand: edits refuse them with one line, or write a file that verifies."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import os
@@ -21,7 +19,7 @@ FILES = int(os.environ.get("HOSTILE_FILES", 1200))  # each goes through every ed
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> list[Trie]:
+def honest(tmp_path_factory):
     """One segment, two, one of 16-bit tokens, and one that was pruned: fewer suffixes than tokens."""
     folder = tmp_path_factory.mktemp("honest")
     crowded = [[1, 2] * 150, [1] * 200, [2, 1, 3], [7], [1, 2, 3, 4, 5]]
@@ -79,9 +77,9 @@ def outcome(edit: Callable[[Path], Trie], path: Path) -> str:
     return "verifies"
 
 
-def test_edits_of_hostile_files_are_refused_or_verify(honest: list[Trie], tmp_path: Path) -> None:
+def test_edits_of_hostile_files_are_refused_or_verify(honest, tmp_path):
     random = np.random.default_rng(20240607)
-    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    counts = collections.Counter()
     for number in range(FILES):
         arrays, header = altered(honest[number % len(honest)], random)
         vocab_size = header.vocab_size

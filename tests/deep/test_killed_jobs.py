@@ -4,8 +4,6 @@ KILLS=100 is the number of kills, KILL_SEED where their moments begin. A run is 
 number of rows, or after its last row, where rows are put in order, a Parquet file and a trie are written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -70,7 +68,7 @@ def learned_documents(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(tmp_path: Path, kind: str) -> None:
+def test_job_killed_at_any_moment_says_what_an_uninterrupted_one_says(tmp_path, kind):
     percent, out, options = KINDS[kind]
     wanted = -(-KILLS * percent // 100)
     source = write_jsonl(tmp_path / "in.jsonl", [*questions(ROWS - 1), {"id": "wrong"}])

@@ -1,7 +1,5 @@
 """A job of 20,000 short rows: memory, open files, threads and temporary files stay as they were at a tenth of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics
@@ -20,7 +18,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.deep
-def test_job_of_many_rows_stays_flat(tmp_path: Path) -> None:
+def test_job_of_many_rows_stays_flat(tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     rows = ({"id": number, "prompt": f"{number} apples"} for number in range(ROWS))
@@ -29,7 +27,7 @@ def test_job_of_many_rows_stays_flat(tmp_path: Path) -> None:
     command += ["--max-new-tokens", "3", "--session-tokens", "100000", "--metrics", tmp_path / "job.prom"]
     command += ["--save-trie", tmp_path / "learned.trie"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    samples: list[tuple[int, int, int, int, int]] = []  # rows, bytes of memory, open files, threads, files in both folders
+    samples = []  # rows, bytes of memory, open files, threads, files in both folders
     with subprocess.Popen([*map(str, command)], env=environment, stderr=subprocess.PIPE, text=True) as job:
         process = Path(f"/proc/{job.pid}")
         while job.poll() is None:

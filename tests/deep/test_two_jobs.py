@@ -1,7 +1,5 @@
 """Two jobs that start at the same time: with one output, one of them writes it; with one trie, both add to it."""
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -24,7 +22,7 @@ def job(source: Path, out: Path, *options: object) -> Program:
 
 @pytest.mark.parametrize("option", ["", "--resume", "--overwrite"])
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_of_two_jobs_with_one_output_one_writes_all_its_rows(tmp_path: Path, option: str, name: str) -> None:
+def test_of_two_jobs_with_one_output_one_writes_all_its_rows(tmp_path, option, name):
     """The other one ends with one line, or finds what the first has written."""
     sources = [write_jsonl(tmp_path / f"{number}.jsonl", questions(ROWS + number)) for number in range(2)]
     draw = random.Random(f"{option} {name}")
@@ -56,7 +54,7 @@ def test_of_two_jobs_with_one_output_one_writes_all_its_rows(tmp_path: Path, opt
     assert busy > ROUNDS // 4
 
 
-def test_two_jobs_that_save_one_trie_lose_no_answer(tmp_path: Path) -> None:
+def test_two_jobs_that_save_one_trie_lose_no_answer(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(ROWS))
     trie = tmp_path / "learned.trie"
     saved = 0

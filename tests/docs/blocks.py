@@ -4,8 +4,6 @@ A block that no test can execute has a comment before it, `<!-- test: REASON -->
 that such a block contains.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

@@ -1,10 +1,7 @@
 """Folders in which pages are executed."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from tests.support.cli import write_jsonl
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """What pages expect: answers.trie and out.jsonl."""
     from lookahead_cli.app import run
 
@@ -27,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(made, tmp_path, monkeypatch):
     """The current folder of a page: with samples/, answers.trie and out.jsonl."""
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     for name in ("answers.trie", "out.jsonl"):

@@ -1,7 +1,5 @@
 """docs/cli.md from the commands themselves. Write it with: python -m tests.docs.reference"""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path
@@ -29,7 +27,7 @@ Made from `lookahead COMMAND --help` by `python -m tests.docs.reference`.
 def page() -> str:
     import typer
 
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = typer.main.get_command(app).commands
     contents = "\n".join(["| command | |", "|---|---|", *(_row(name, command) for name, command in commands.items())])
     return "\n".join([INTRO, contents, "", *(_command(name, command) for name, command in commands.items())])
 

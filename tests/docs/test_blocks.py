@@ -1,7 +1,5 @@
 """Every block of README and docs/ is executed, or its page gives the reason why not."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -14,17 +12,16 @@ from lookahead.trie.file import Trie
 from lookahead_cli.app import program
 from tests.docs import reference
 from tests.docs.blocks import BLOCKS, EXECUTED, PAGES, REASONS, ROOT, SHOWN, calls_of, execute
-from tests.support.cli import Cli
 
 ORDINARY = {"tutorial.md", "transformers.md", "trie-format.md"}  # the others take longer, some of them minutes
 EXECUTABLE = sorted({block.page for block in BLOCKS if block.language in EXECUTED and not block.reason})
 
 
-def test_readme_is_short() -> None:
+def test_readme_is_short():
     assert len((ROOT / "README.md").read_bytes()) <= 8192
 
 
-def test_every_block_is_executed_or_has_a_reason() -> None:
+def test_every_block_is_executed_or_has_a_reason():
     for block in BLOCKS:
         assert block.language in EXECUTED + SHOWN, f"{block}: give the language of the block, such as console"
         if block.reason:
@@ -34,7 +31,7 @@ def test_every_block_is_executed_or_has_a_reason() -> None:
     assert fences == 2 * len(BLOCKS)
 
 
-def test_every_command_has_only_options_that_exist() -> None:
+def test_every_command_has_only_options_that_exist():
     """Of pages, and of the examples that --help shows."""
     lines = [(str(block), line) for block in BLOCKS if block.language in EXECUTED[:2] for line, _ in block.commands]
     for name, command in program().commands.items():
@@ -50,7 +47,7 @@ def test_every_command_has_only_options_that_exist() -> None:
         assert others == [], f"{where}: lookahead {name} does not take {' '.join(others)}"
 
 
-def test_every_json_block_is_json() -> None:
+def test_every_json_block_is_json():
     for block in BLOCKS:
         if block.language == "json":
             for line in [block.text] if block.text.startswith("{\n") else block.text.splitlines():
@@ -60,7 +57,7 @@ def test_every_json_block_is_json() -> None:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=() if page in ORDINARY else pytest.mark.deep) for page in EXECUTABLE]
 )
-def test_page_can_be_executed(cli: Cli, folder: Path, page: str) -> None:
+def test_page_can_be_executed(cli, folder, page):
     if page == "README.md":
         (folder / "answers.trie").unlink()
         (folder / "out.jsonl").unlink()
@@ -100,12 +97,12 @@ def check_reader(defined: dict[str, Any]) -> None:
 CHECKS = {"python.md": check_python, "trie-format.md": check_reader}
 
 
-def test_reference_of_commands_is_current() -> None:
+def test_reference_of_commands_is_current():
     """Else: python -m tests.docs.reference"""
     assert reference.PAGE.read_text("utf-8") == reference.page()
 
 
-def test_links_of_readme_lead_somewhere() -> None:
+def test_links_of_readme_lead_somewhere():
     """Those of pages are checked by `mkdocs build --strict`."""
     links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#([^)]+))?\)", (ROOT / "README.md").read_text("utf-8"))
     assert len(links) > 20
@@ -118,7 +115,7 @@ def test_links_of_readme_lead_somewhere() -> None:
         assert not anchor or anchor in headings, f"{path} has no heading #{anchor}"
 
 
-def test_pages_can_be_found() -> None:
+def test_pages_can_be_found():
     """From README and from the site's navigation."""
     readme = (ROOT / "README.md").read_text("utf-8")
     for page in PAGES[1:]:

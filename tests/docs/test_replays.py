@@ -1,15 +1,11 @@
 """Each replay of README and docs/ runs on samples/: here with two rows, as written in the deep tests of test_blocks.py."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import BLOCKS, ROOT, check_files
-from tests.support.cli import Cli
 from tests.support.depth import deep
 
 LOGGED = ROOT / "samples" / "logged.jsonl"
@@ -22,13 +18,13 @@ LINES = [
 ]
 
 
-def test_pages_have_a_line_of_each_kind() -> None:
+def test_pages_have_a_line_of_each_kind():
     for kind in ("--prompts", "--sweep", "--baselines", "--random-weights", "--cost-profile"):
         assert any(kind in line for line in LINES)
 
 
 @pytest.mark.parametrize("line", deep(LINES))
-def test_replay_line_runs(cli: Cli, folder: Path, line: str) -> None:
+def test_replay_line_runs(cli, folder, line):
     """It ends well, prints a table with an EDL, and writes what it names."""
     fewer = ("--batch-size", "1", "--no-peers", "--strategy", "single") if "--random-weights" in line else ()
     result = cli(*shlex.split(line)[1:], "--rows", 2, *fewer)
@@ -37,7 +33,7 @@ def test_replay_line_runs(cli: Cli, folder: Path, line: str) -> None:
     check_files(line)
 
 
-def test_logged_sample_is_small_and_of_questions_that_the_corpus_does_not_hold() -> None:
+def test_logged_sample_is_small_and_of_questions_that_the_corpus_does_not_hold():
     rows = [json.loads(line) for line in LOGGED.read_text(encoding="utf-8").splitlines()]
     corpus = (ROOT / "samples" / "corpus.jsonl").read_text(encoding="utf-8")
     assert len(rows) == 100

@@ -2,8 +2,6 @@
 transformers and vLLM use.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize
@@ -70,7 +68,7 @@ def found_in(text: str) -> list[str]:
     return [text[max(0, each.start() - 40) : each.end() + 30] for each in BANNED.finditer(text)]
 
 
-def test_pages_help_messages_docstrings_and_comments_use_the_words_of_the_field() -> None:
+def test_pages_help_messages_docstrings_and_comments_use_the_words_of_the_field():
     texts = [(page.name, page.read_text(encoding="utf-8")) for page in PAGES]
     for name, command in (("lookahead", program()), *program().commands.items()):
         texts += [(f"{name} --help", text or "") for text in (command.help, command.epilog)]
@@ -82,7 +80,7 @@ def test_pages_help_messages_docstrings_and_comments_use_the_words_of_the_field(
 @pytest.mark.parametrize(
     "text", ["which goes on", "what the model almost said", "at that place", "a row is no list", "It is said to be dear."]
 )
-def test_avoided_words_are_found(text: str) -> None:
+def test_avoided_words_are_found(text):
     assert found_in(text)
 
 
@@ -95,14 +93,14 @@ def test_avoided_words_are_found(text: str) -> None:
         '"""Rows.\n\n    told: what it said.\n    """',
     ],
 )
-def test_avoided_words_in_source_are_found(source: str) -> None:
+def test_avoided_words_in_source_are_found(source):
     assert [found for text in written_in(source) for found in found_in(text)]
 
 
-def test_parameters_of_a_docstring_are_not_looked_at() -> None:
+def test_parameters_of_a_docstring_are_not_looked_at():
     source = '"""Rows.\n\n    said, told: tokens. places: int64 [rows]. See places.py.\n    """\nplace = said  # `told`\n'
     assert not [found for text in written_in(source) for found in found_in(text)]
 
 
-def test_names_and_code_are_not_looked_at() -> None:
+def test_names_and_code_are_not_looked_at():
     assert found_in("A `place` in\n```text\nwhat it said\n```\nis known.") == []

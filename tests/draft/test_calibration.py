@@ -1,7 +1,5 @@
 """What a computed probability is worth: counting, the curve and its inverse."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -168,8 +166,6 @@ def test_factor_of_a_depth_is_that_of_what_was_accepted_there_and_never_rises(se
 
 
 # ---- in a drafter
-
-
 def start(drafter):
     return drafter.start([1, 2, 3, 4, 1, 2])
 

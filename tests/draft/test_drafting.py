@@ -1,7 +1,5 @@
 """Drafting: what the drafter proposes and credits, what it remembers and learns, and the draft tree's invariants."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -14,6 +12,7 @@ from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
+from tests.support.drafts import answered, paths_of
 from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
@@ -25,29 +24,12 @@ requests = st.lists(
 )  # prompt, tokens accepted in each step
 
 
-def paths_of(tree):
-    """The tokens from the root to each node, the root's own left out."""
-    paths = [()]
-    for token_id, parent in zip(tree.token_ids[1:].tolist(), tree.parents[1:].tolist(), strict=True):
-        paths.append((*paths[parent], token_id))
-    return paths
-
-
 def sources_of(drafter, tree):
     """Path -> name of its last token's source."""
     return dict(zip(paths_of(tree)[1:], (drafter.source_names[source] for source in tree.sources[1:]), strict=True))
 
 
-def answered(drafter, prompt, answer):
-    """A finished request."""
-    row = drafter.start(prompt)
-    row.accept(answer)
-    row.finish()
-
-
 # ---- what a draft is
-
-
 @given(
     requests,
     st.sampled_from(["hierarchical", "parallel", "single", "off"]),
@@ -108,74 +90,38 @@ def test_longer_match_is_believed_before_a_commoner_shorter_one(make_trie):
     assert tree.token_ids[2] == 2
 
 
-def test_text_being_copied_gets_one_long_branch():
-    text = list(range(10, 60))
-    drafter = Drafter([], DraftOptions(decoding_length=21))
-    answered(drafter, [1], [9, 9, *text])
-    row = drafter.start([*text, 2, *text[:5]])
-    for step in range(3):  # it takes some tokens to be sure
-        row.accept(text[5 + step : 6 + step])
-    tree = row.draft()
-    assert tree.depths().max() >= 12
-    deepest = paths_of(tree)[int(tree.depths().argmax())]
-    assert list(deepest) == text[8 : 8 + len(deepest)]
-
-
-def test_copy_goes_on_behind_a_changed_word():
-    prompt = [*range(10, 30), 1, *range(10, 18)]
-    row = Drafter().start(prompt)
-    row.accept([99])  # instead of 18
+@pytest.mark.parametrize(
+    ("prompt", "answers", "ends", "source"),
+    [
+        ([1, 2, 3, 9, 1, 2], [], False, "prompt"),
+        ([9], [[1, 2, 3, 9, 1, 2]], False, "output"),
+        ([8], [[1, 2], [3, 9, 4]], True, "session"),
+    ],
+)
+def test_copied_text_is_drafted_and_attributed_to_where_it_stands(prompt, answers, ends, source):
+    drafter = Drafter()
+    row = drafter.start(prompt)
+    for each in answers:
+        row.accept(each)
+    if ends:
+        row.finish()
+        row = drafter.start([7, 1, 2])
     tree = row.draft(branch_length=2)
-    assert paths_of(tree)[1] == (19,)
-    assert (19, 20) in paths_of(tree)
+    assert paths_of(tree)[1] == (3,)
+    assert sources_of(drafter, tree)[(3,)] == sources_of(drafter, tree)[(3, 9)] == source
 
 
-def test_nothing_is_drafted_behind_the_end_of_a_document(make_trie):
-    trie = make_trie([[1, 2, 3], [4, 5, 6]])
-    tree = Drafter([trie]).start([2, 3]).draft(branch_length=1)
-    assert tree.probabilities[1:].max(initial=0) < 0.2  # only what is common anywhere
-
-
-@pytest.mark.parametrize("vocabulary", [10, 60_000, 150_000])
-def test_tokens_of_any_width_are_drafted(tmp_path, vocabulary):
-    high = vocabulary - 1
-    trie = build_ids(tmp_path / "x.trie", [[1, high, 2, high - 1, 3]] * 2, vocab_size=vocabulary)
-    row = Drafter([trie]).start([1, high, 2])
-    assert row.draft().token_ids[1] == high - 1
-
-
-def test_long_request_is_drafted_for_as_its_arrays_grow():
-    rng = np.random.default_rng(5)
-    prompt = rng.integers(0, 500, 3000)
-    answer = rng.integers(0, 500, 2000)
-    row = Drafter().start(prompt)
-    for start in range(0, 2000, 7):
-        row.accept(answer[start : start + 7])
-    row.accept(prompt[100:110])
-    assert row.draft().token_ids[1] == prompt[110]
-    row.accept(answer[1500:1510])
-    assert row.draft().token_ids[1] == answer[1510]
+@pytest.mark.parametrize(
+    ("options", "answer"), [(DraftOptions(), []), (DraftOptions(session_tokens=0), [3, 4, 5]), (DraftOptions("off"), [3, 4, 5])]
+)
+def test_jobs_without_outputs_or_memory_remember_nothing(options, answer):
+    drafter = Drafter([], options)
+    answered(drafter, [1, 2], answer)
+    assert len(drafter.session) == 0
+    assert set(drafter.start([3, 4]).draft().token_ids.tolist()) <= {3, 4}
 
 
 # ---- who is credited
-
-
-def test_text_of_the_prompt_is_drafted_and_attributed_to_it():
-    drafter = Drafter()
-    tree = drafter.start([1, 2, 3, 9, 1, 2]).draft(branch_length=2)
-    assert paths_of(tree)[1] == (3,)
-    assert sources_of(drafter, tree)[(3,)] == sources_of(drafter, tree)[(3, 9)] == "prompt"
-
-
-def test_output_of_the_same_request_is_attributed_to_the_output():
-    drafter = Drafter()
-    row = drafter.start([9])
-    row.accept([1, 2, 3, 1, 2])
-    tree = row.draft(branch_length=1)
-    assert paths_of(tree)[1] == (3,)
-    assert sources_of(drafter, tree)[(3,)] == "output"
-
-
 def test_branches_of_a_trie_are_attributed_to_its_file(make_trie):
     one = make_trie([[1, 2, 3]], name="one.trie")
     two = make_trie([[4, 5, 6]], name="two.trie")
@@ -215,8 +161,6 @@ def test_next_tokens_of_a_trie_of_many_segments_are_those_of_the_merged_one(tmp_
 
 
 # ---- what is remembered and learned
-
-
 def test_prompt_is_forgotten_when_its_request_ends():
     drafter = Drafter()
     answered(drafter, [1, 2, 3, 4, 5, 6, 7], [8])
@@ -228,55 +172,6 @@ def test_prompt_is_forgotten_when_its_request_ends():
     assert sources_of(drafter, row.draft())[(8,)] == "session"
 
 
-def test_request_without_output_leaves_nothing_behind():
-    drafter = Drafter()
-    drafter.start([1, 2, 3, 4]).finish()
-    assert len(drafter.session) == 0
-    assert not {1, 4} & set(drafter.start([2, 3]).draft().token_ids.tolist())
-
-
-def test_finished_output_is_drafted_for_the_next_request():
-    drafter = Drafter()
-    row = drafter.start([1, 2])
-    row.accept([3, 4])
-    row.accept([5, 6])
-    row.finish()
-    tree = drafter.start([9, 3, 4]).draft()
-    assert paths_of(tree)[1] == (5,)
-    assert sources_of(drafter, tree)[(5, 6)] == "session"
-
-
-def test_job_that_remembers_nothing_drafts_from_the_request_alone():
-    drafter = Drafter([], DraftOptions(session_tokens=0))
-    answered(drafter, [1, 2], [3, 4, 5])
-    assert set(drafter.start([3, 4]).draft().token_ids.tolist()) <= {3, 4}
-
-
-def test_plain_decoding_remembers_nothing():
-    drafter = Drafter([], DraftOptions("off"))
-    answered(drafter, [1, 2], [3, 4, 5])
-    assert len(drafter.session) == 0
-
-
-def test_what_was_right_before_is_believed_more():
-    text = [int(t) for t in np.random.default_rng(1).integers(0, 50, 400)]
-    drafter = Drafter()
-    answered(drafter, [60], text)
-    row = drafter.start([60, *text[:40]])
-    before = row.draft(1).probabilities[1]
-    for place in range(40, 100):
-        row.accept(text[place : place + 1])
-    assert row.draft(1).probabilities[1] > before
-
-
-def test_without_learning_beliefs_stay_as_they_were():
-    drafter = Drafter([], DraftOptions(learn=False))
-    before = drafter.shared.lambdas.copy()
-    answered(drafter, [1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 2])
-    assert np.array_equal(drafter.shared.lambdas, before)
-    assert (drafter.shared.factors == 1).all()
-
-
 def test_text_that_fares_badly_counts_less(make_trie):
     good, bad = make_trie([[1, 2, 3, 4, 5]] * 3, name="good.trie"), make_trie([[1, 7], [2, 7], [3, 7], [4, 7]], name="bad.trie")
     drafter = Drafter([bad, good])
@@ -285,54 +180,7 @@ def test_text_that_fares_badly_counts_less(make_trie):
     assert drafter.shared.weights[0] < 0.3 * drafter.shared.weights[1]
 
 
-def test_drafter_that_forgot_drafts_as_a_new_one(make_trie):
-    trie = make_trie([[1, 2, 3], [1, 2, 4]])
-    used, new = Drafter([trie]), Drafter([trie])
-    for _ in range(5):
-        answered(used, [1, 2], [4, 1, 2, 4])
-    used.forget()
-    one, other = (drafter.start([3, 1, 2]).draft() for drafter in (used, new))
-    assert paths_of(one) == paths_of(other)
-    assert np.array_equal(one.probabilities, other.probabilities)
-
-
-# ---- rows of a batch
-
-
-def test_rows_drafted_together_are_drafted_as_one_by_one(make_trie):
-    rng = np.random.default_rng(2)
-    trie = make_trie([rng.integers(0, 9, 60).tolist() for _ in range(20)])
-    drafter = Drafter([trie])
-    rows = [drafter.start(rng.integers(0, 9, int(n))) for n in rng.integers(1, 60, 12)]
-    alone = [row.draft(20 + k, 1 + k) for k, row in enumerate(rows)]
-    together = drafter.draft_rows(rows, [20 + k for k in range(12)], [1 + k for k in range(12)])
-    for one, other in zip(alone, together, strict=True):
-        assert paths_of(one) == paths_of(other)
-        assert np.array_equal(one.probabilities, other.probabilities)
-
-
-def test_output_of_a_finished_row_is_drafted_in_the_rows_that_still_run():
-    drafter = Drafter()
-    first, second = drafter.start([1]), drafter.start([2])
-    first.accept([5, 6, 7])
-    second.accept([5, 6])
-    assert 7 not in second.draft().token_ids
-    first.finish()
-    tree = second.draft()
-    assert tree.token_ids[1] == 7
-    assert sources_of(drafter, tree)[(7,)] == "session"
-
-
-def test_ended_row_makes_room_for_the_next():
-    drafter = Drafter()
-    for number in range(50):
-        answered(drafter, [number], [number, number + 1])
-    assert len(drafter.rows.nodes) == 1
-
-
 # ---- price and calibration
-
-
 @given(st.lists(token, min_size=10, max_size=40))
 @example([0, 0, 0, 0, 2, 1, 0, 1, 1, 0, 2, 1, 2, 1, 0, 0, 0])  # a likely token after one worth too little to be looked behind
 def test_tree_of_a_higher_price_is_the_beginning_of_that_of_a_lower_one(text):
@@ -368,7 +216,6 @@ def test_nodes_that_were_said_count_as_accepted():
 
 
 # ---- trees and options
-
 LEAVES = DraftTree(
     np.array([9, 1, 2, 3, 3, 0], np.int32),
     np.array([-1, 0, 1, 2, 1, 2], np.int32),
@@ -378,13 +225,10 @@ LEAVES = DraftTree(
 )
 
 
-def test_parallel_lays_the_same_branches_side_by_side():
-    side_by_side = as_parallel(LEAVES, 100)
-    assert paths_of(side_by_side) == [(), (1,), (1, 2), (1, 2, 3), (1,), (1, 3), (1,), (1, 2), (1, 2, 0)]
-
-
-def test_parallel_cuts_the_last_branch_at_the_budget():
-    assert paths_of(as_parallel(LEAVES, 4)) == [(), (1,), (1, 2), (1, 2, 3), (1,)]
+def test_parallel_lays_the_same_branches_side_by_side_and_cuts_the_last_at_the_budget():
+    paths = [(), (1,), (1, 2), (1, 2, 3), (1,), (1, 3), (1,), (1, 2), (1, 2, 0)]
+    assert paths_of(as_parallel(LEAVES, 100)) == paths
+    assert paths_of(as_parallel(LEAVES, 4)) == paths[:5]
 
 
 def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():
@@ -427,17 +271,3 @@ def test_chain_and_root_are_trees_of_one_branch():
     assert chain([7, 8, 9]).is_chain()
     assert root_only(7).is_chain()
     assert root_only(7).draft_tokens == 0
-
-
-def test_draft_without_budget_is_the_root_though_one_was_drafted_before():
-    row = Drafter().start([1, 2, 3, 1, 2])
-    assert row.draft().draft_tokens
-    assert row.draft(0).draft_tokens == 0
-    assert row.draft(5, 0).draft_tokens == 0
-
-
-def test_more_texts_than_experts_have_room_for_are_drafted_from(make_trie):
-    tries = [make_trie([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]], name=f"{number}.trie") for number in range(60)]
-    row = Drafter(tries).start([1, 2, 3, 4])
-    row.accept([9])
-    assert len(row.draft()) > 1

@@ -1,7 +1,5 @@
 """Kernels that Python runs in place of compiled ones: the same draft trees and ranges, and nothing is compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys
@@ -38,7 +36,7 @@ def fields_of(drafted):
 @pytest.mark.parametrize(
     "context", [[5], [299], [1, 2, 3], [4] * 40, None], ids=["one", "unknown", "three", "repeated", "copied"]
 )
-def test_draft_tree_of_python_is_that_of_the_compiled_kernels(trie, monkeypatch, context, decoding_length) -> None:
+def test_draft_tree_of_python_is_that_of_the_compiled_kernels(trie, monkeypatch, context, decoding_length):
     tokens = np.array(trie.segments[0].tokens[10:45] if context is None else context, np.int32)
     interpreted = draft_after(trie, tokens, decoding_length)
     monkeypatch.setattr(trie_report, "MOST_INTERPRETED", 1)
@@ -46,7 +44,7 @@ def test_draft_tree_of_python_is_that_of_the_compiled_kernels(trie, monkeypatch,
     assert interpreted.tree.draft_tokens > 0 or context == [299]
 
 
-def test_query_compiles_no_kernel_of_drafting(tmp_path, trie) -> None:
+def test_query_compiles_no_kernel_of_drafting(tmp_path, trie):
     code = (
         "import sys, numpy as np; from lookahead.bench.trie_report import draft_after; from lookahead.trie.file import Trie\n"
         "draft_after(Trie(sys.argv[1]), np.array([1, 2, 3], np.int32), 16)"
@@ -66,14 +64,14 @@ def mixed(values, a):
     return values[0] * 0.1 + a // 3, wrapped(a, a)
 
 
-def test_numbers_have_the_types_that_numba_gives_them() -> None:
+def test_numbers_have_the_types_that_numba_gives_them():
     """float32 * float64 in double precision; int64 that wraps around."""
     values = np.array([0.3], np.float32)
     compiled = mixed(values, 1 << 40)
     assert Interpreted(mixed)(values, 1 << 40) == compiled
 
 
-def test_kernels_are_compiled_ones_again_afterwards() -> None:
+def test_kernels_are_compiled_ones_again_afterwards():
     before = planner.grow_rows, own_text.append_tokens
     with interpreting(*before):
         assert planner.append_tokens is own_text.append_tokens is not before[1]

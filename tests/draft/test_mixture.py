@@ -1,7 +1,5 @@
 """The drafting kernels against the mixture in plain Python: places, probabilities, learning, growth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -31,9 +29,8 @@ from tests.support.tries import segment_of
 VOCABULARY = 6
 CLOSE = 1e-5  # sums of some dozen float32
 
+
 # ---- situations: tries, and a job that starts requests, says something and finishes them
-
-
 def copy_of(base, random):
     """A short text that copies stretches of `base` and changes a token here and there: matches that break and go on."""
     text, end = [], 0
@@ -150,8 +147,6 @@ def tree_of(drafter, row):
 
 
 # ---- places
-
-
 def found_places(own, context):
     recent, found, slots = np.array(context[::-1][:RECENT]), np.zeros((MOST_PLACES, 3), np.int64), np.empty(CHAINS, np.int64)
     text = own.log, own.heads, own.length, recent, len(recent)
@@ -280,8 +275,6 @@ def test_of_many_context_lengths_the_longest_and_the_single_token_are_kept():
 
 
 # ---- limits of the arrays
-
-
 def with_room_behind(drafter, name):
     """What stands behind this scratch array, all -7; nothing is to be written there."""
     array = getattr(drafter.growth.first, name)
@@ -322,8 +315,6 @@ def test_no_more_tokens_are_proposed_than_there_is_room_for(decoding_length, wei
 
 
 # ---- probabilities
-
-
 @given(situations)
 def test_probability_of_each_next_token_is_that_of_the_mixture(situation):
     for drafter, row, slow, slow_row, _ in moments(situation):
@@ -344,12 +335,6 @@ def compare_beliefs(drafter, slow, *_):
     np.testing.assert_allclose(drafter.shared.trust[:, :2], slow.trust, rtol=1e-4, atol=1e-6)
 
 
-@given(situations)
-def test_what_was_said_teaches_cells_trust_and_factors_as_in_the_mixture(situation):
-    for _ in moments(situation, compare_beliefs):
-        pass
-
-
 def compare_aligned(drafter, slow, row, slow_row):
     for text, place in enumerate(drafter.rows.aligned[row.number]):
         number = text if text < len(drafter.shared.texts) else OWN_TEXT
@@ -359,8 +344,8 @@ def compare_aligned(drafter, slow, row, slow_row):
 
 
 @given(situations)
-def test_broken_matches_are_kept_where_they_would_be_now(situation):
-    for _ in moments(situation, compare_aligned):
+def test_tokens_teach_cells_trust_and_factors_and_move_broken_matches_as_in_the_mixture(situation):
+    for _ in moments(situation, lambda *moment: [compare_beliefs(*moment), compare_aligned(*moment)]):
         pass
 
 

@@ -1,7 +1,5 @@
 """What the model almost said: the best few scores, and the table they come into."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections import defaultdict
@@ -21,6 +19,7 @@ from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recyc
 from lookahead.draft.tree import chain, root_only
 from lookahead.errors import TrieFormatError
 from lookahead.forward.scores import Scores
+from lookahead.models.probe import probed
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
@@ -42,9 +41,8 @@ def best_tokens(logits, places):
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
+
 # ---- the best few scores
-
-
 @given(
     st.integers(0, 1 << 30),
     st.sampled_from(DTYPES),
@@ -74,8 +72,6 @@ def test_of_equal_scores_the_first_come_first():
 
 
 # ---- the table
-
-
 def slowly(steps):
     """Key -> (candidates with weights, descending), by the rule; keys without bound."""
     table = defaultdict(list)
@@ -173,8 +169,6 @@ def test_default_table_takes_no_more_than_sixteen_megabytes_whatever_the_vocabul
 
 
 # ---- drafting
-
-
 def test_what_is_recycled_serves_from_the_next_draft_on_and_under_its_name():
     drafter = Drafter([], DraftOptions(decoding_length=8))
     row = drafter.start([1, 2, 3])
@@ -212,8 +206,6 @@ def outputs(target, prompts, batch_size, **options):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_recycled_drafts_are_accepted_and_change_nothing(tiny_model, batch_size):
-    from lookahead.models.probe import probed
-
     target = probed(tiny_model("llama"))
     prompts = [[5, 6, 7 + k] for k in range(6)]
     _, plain = outputs(target, prompts, batch_size, strategy="off")
@@ -226,8 +218,6 @@ def test_recycled_drafts_are_accepted_and_change_nothing(tiny_model, batch_size)
 
 
 def test_of_given_answers_nothing_is_recycled(tiny_model):
-    from lookahead.models.probe import probed
-
     target = probed(tiny_model("llama"))
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 1)
     generation = dataclasses.replace(engine.request([1, 2, 3], 8), forced=[4, 5, 6, 7, 8, 9, 10, 11])
@@ -237,8 +227,6 @@ def test_of_given_answers_nothing_is_recycled(tiny_model):
 
 
 # ---- the file, the commands
-
-
 def test_trie_with_runner_up_tokens_of_an_earlier_version_is_read_and_rewritten_without_them(cli, tmp_path):
     stored = tmp_path / "stored.trie"
     shutil.copy(Path(__file__).parents[1] / "trie" / "runner_up_tokens.trie", stored)
@@ -271,7 +259,8 @@ def test_damaged_runner_up_tokens_of_an_earlier_version_are_found(tmp_path):
 def test_job_drafts_from_runner_up_tokens_unless_it_is_told_not_to(cli, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join((MODEL.parent / "prompts.jsonl").read_text().splitlines()[:3]) + "\n")
-    job = ("generate", "--model", MODEL, "--input", prompts, "--max-new-tokens", 24, "--json", "--decoding-length", 16)
+    job = ["generate", "--model", MODEL, "--input", prompts, "--max-new-tokens", 24, "--json"]
+    job += ["--strategy", "hierarchical", "--decoding-length", 16]
     assert cli(*job, "-o", tmp_path / "one.jsonl").json["accepted_by_source"]["recycled"] > 0
     without = cli(*job, "-o", tmp_path / "two.jsonl", "--no-recycle").json
     assert "recycled" not in without["accepted_by_source"]

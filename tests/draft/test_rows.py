@@ -3,8 +3,6 @@
 Beliefs are the untrained ones, so that no test hangs on a training.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +14,7 @@ from lookahead.draft.planner import grow_rows
 from lookahead.draft.priors import formula
 from lookahead.draft.tree import DraftTree
 from lookahead.native.threads import run_in
+from tests.support.drafts import answered, paths_of
 from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
@@ -25,25 +24,12 @@ def drafter_of(*tries, weights=None, **options):
     return Drafter(tries, DraftOptions(**options), weights, formula())
 
 
-def paths_of(tree):
-    paths = [()]
-    for node in range(1, len(tree)):
-        paths.append((*paths[tree.parents[node]], int(tree.token_ids[node])))
-    return paths
-
-
 def drafted(drafter, prompt, said=(), **limits):
     """(paths of the draft behind a prompt and what was said, most probable first; name of the source of each)."""
     row = drafter.start(prompt)
     row.accept(said)
     tree = row.draft(**limits)
     return paths_of(tree)[1:], [drafter.source_names[source] for source in tree.sources[1:]]
-
-
-def request(drafter, prompt, said):
-    row = drafter.start(prompt)
-    row.accept(said)
-    row.finish()
 
 
 def same(one, other):
@@ -67,8 +53,6 @@ def matched(row):
 
 
 # ---- limits
-
-
 def test_budget_and_branch_length_are_used_up_where_text_allows_it():
     row = drafter_of().start([1, 2, 3, 4, 5] * 20)
     assert row.draft().draft_tokens == 63
@@ -120,8 +104,6 @@ def test_drafts_are_the_same_in_every_run(make_trie):
 
 
 # ---- whose text is drafted
-
-
 def test_what_is_not_learned_from_is_drafted_from_all_the_same():
     drafter = drafter_of()
     row = drafter.start([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
@@ -184,8 +166,8 @@ def test_branch_does_not_run_into_the_next_document(make_trie):
     assert matched(row) == set()
     row.accept([7])  # nothing was broken: there was nothing left to say
     assert matched(row) == set()
-    request(drafter, [9], [1, 2, 3, 8])
-    request(drafter, [9], [4])
+    answered(drafter, [9], [1, 2, 3, 8])
+    answered(drafter, [9], [4])
     row = drafter.start([0, 2, 3])
     assert matched(row) == {8}
     row.accept([8])
@@ -199,7 +181,7 @@ def test_largest_token_ids_are_drafted_from_tries_session_and_own_text(make_trie
     paths, names = drafted(drafter, [9, 8, 7, last - 1])
     assert (paths[0], names[0]) == ((last,), "trie:corpus")
     assert (last, 7) in paths
-    request(drafter, [5], [6, last, last - 3])
+    answered(drafter, [5], [6, last, last - 3])
     paths, names = drafted(drafter, [6, last])
     assert (paths[0], names[0]) == ((last - 3,), "session")
     paths, names = drafted(drafter, [last - 5, last - 6, last - 5])
@@ -220,8 +202,6 @@ def test_weights_that_do_not_fit_the_tries_are_refused(make_trie):
 
 
 # ---- broken matches
-
-
 def test_match_broken_by_one_token_goes_on_behind_it(make_trie):
     row = drafter_of(make_trie([[1, 2, 3, 4, 5, 6, 7]])).start([1, 2, 3])
     row.accept([9])  # instead of 4
@@ -248,8 +228,6 @@ def test_place_of_a_broken_match_is_given_up_when_it_has_missed_four_times(make_
 
 
 # ---- rows
-
-
 def start_rows(drafter, count):
     rows = []
     for number in range(count):
@@ -348,8 +326,6 @@ def test_row_is_used_again_and_knows_nothing_of_the_request_before():
 
 
 # ---- long texts
-
-
 def test_long_prompt_is_copied_from_its_newest_place_of_the_longest_match():
     text = np.random.default_rng(0).integers(0, 50, 3000).tolist()
     row = drafter_of(strategy="single").start([*text, *text[1000:1012]])
@@ -373,8 +349,6 @@ def test_text_that_outgrows_its_arrays_is_drafted_as_one_that_had_room_from_the_
 
 
 # ---- what a job leaves behind
-
-
 def test_forgetting_makes_a_drafter_as_new(make_trie):
     drafter = drafter_of(make_trie([copied_text(7, 200)], 20))
 
@@ -413,7 +387,7 @@ def test_what_proves_right_is_believed_more():
     """Own text says 2 behind 1; the job's outputs say 3. What comes true wins, again and again."""
     for right in (2, 3):
         drafter = drafter_of()
-        request(drafter, [0], [1, 3])
+        answered(drafter, [0], [1, 3])
         row = drafter.start([1, 2])
         for _ in range(40):
             row.accept([1])

@@ -1,7 +1,5 @@
 """Draft sources of a user's own: whatever they do, the tokens are those of plain greedy decoding, and good ones save steps."""
 
-from __future__ import annotations
-
 import logging
 import textwrap
 import time
@@ -113,12 +111,12 @@ SOURCES = {
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model: Any) -> TargetModel:
+def target(tiny_model):
     return probed(tiny_model("llama"), "llama")
 
 
 @pytest.fixture(scope="module")
-def answers() -> Answers:
+def answers():
     return plain_answers("llama", random_prompts((1, 9, 20, 5, 14)))
 
 
@@ -137,12 +135,7 @@ def edl(generations: Any) -> float:
     return tokens / steps
 
 
-WAYS: list[dict[str, Any]] = [
-    {},
-    {"adaptive": True},
-    {"strategy": "single"},
-    {"strategy": "parallel", "decoding_length": 7},
-]
+WAYS: list[dict[str, Any]] = [{}, {"adaptive": True}, {"strategy": "single"}, {"strategy": "parallel", "decoding_length": 7}]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +147,7 @@ WAYS: list[dict[str, Any]] = [
         *deep((kind, way) for kind in SOURCES if kind != "rather good" for way in WAYS if way != WAYS[1]),
     ],
 )
-def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(
-    target: TargetModel, answers: Answers, kind: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(target, answers, kind, options, caplog):
     for batch_size in (1, 4):
         source = Source(answers, SOURCES[kind])
         done = run(target, answers, source, batch_size, **options)
@@ -168,9 +159,7 @@ def test_any_source_at_any_batch_size_yields_the_plain_greedy_tokens(
 
 
 @pytest.mark.parametrize("kind", some_deep(NONSENSE, list(NONSENSE)[::2]))
-def test_source_that_fails_is_disabled_with_one_warning_and_changes_nothing(
-    target: TargetModel, answers: Answers, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_source_that_fails_is_disabled_with_one_warning_and_changes_nothing(target, answers, kind, caplog):
     for batch_size in (1, 4):
         caplog.clear()
         source = Source(answers, NONSENSE[kind])
@@ -182,11 +171,9 @@ def test_source_that_fails_is_disabled_with_one_warning_and_changes_nothing(
         assert not any(generation.accepted_by_source["mine"] for generation in done)
 
 
-def test_observe_that_raises_disables_the_source_too(
-    target: TargetModel, answers: Answers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_observe_that_raises_disables_the_source_too(target, answers, caplog):
     source = Source(answers, perfect)
-    source.observe = raising  # type: ignore[method-assign, assignment]
+    source.observe = raising
     run(target, answers, source)
     assert source.calls == 0  # the first token was observed before
     assert len(caplog.records) == 1
@@ -194,9 +181,7 @@ def test_observe_that_raises_disables_the_source_too(
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("strategy", ["hierarchical", "parallel", "single"])
-def test_perfect_source_raises_the_edl_and_is_credited(
-    target: TargetModel, answers: Answers, batch_size: int, strategy: str
-) -> None:
+def test_perfect_source_raises_the_edl_and_is_credited(target, answers, batch_size, strategy):
     without = run(target, answers, Source(answers, SOURCES["none"]), batch_size, strategy=strategy)
     done = run(target, answers, Source(answers, perfect), batch_size, strategy=strategy)
     assert edl(done) > 2 * edl(without)
@@ -204,7 +189,7 @@ def test_perfect_source_raises_the_edl_and_is_credited(
     assert by_source > 0.8 * sum(generation.accepted_tokens for generation in done)
 
 
-def test_trust_follows_what_is_accepted(answers: Answers) -> None:
+def test_trust_follows_what_is_accepted(answers):
     """What a wrong source proposes sinks to nearly nothing, what a perfect one proposes rises to nearly 1."""
     pairs = [(prompt, answer) for prompt, answer in answers if len(answer) > 8] * 4
     for propose, low, high in ((perfect, 0.9, 1.0), (wrong, 0.0, 0.05)):
@@ -219,7 +204,7 @@ def test_trust_follows_what_is_accepted(answers: Answers) -> None:
         assert all(low <= each <= high for each in mine[:1])
 
 
-def test_wrong_source_costs_hardly_any_edl(answers: Answers) -> None:
+def test_wrong_source_costs_hardly_any_edl(answers):
     """Its branches lose against ours as soon as it is known."""
     pairs = [(prompt, answer) for prompt, answer in answers] * 6
     options = DraftOptions(decoding_length=8, adaptive=False)
@@ -228,7 +213,7 @@ def test_wrong_source_costs_hardly_any_edl(answers: Answers) -> None:
     assert beside.edl > 0.97 * alone.edl
 
 
-def test_merged_trees_do_not_count_in_our_calibration(answers: Answers) -> None:
+def test_merged_trees_do_not_count_in_our_calibration(answers):
     for propose, counts in ((perfect, False), (SOURCES["empty"], True)):
         drafter = Drafter([], DraftOptions(adaptive=False), sources=[Source(answers, propose)])
         replay_with(drafter, answers)
@@ -248,7 +233,7 @@ class OnlyEven:
         return kept
 
 
-def test_proposals_that_a_grammar_forbids_are_not_drafted() -> None:
+def test_proposals_that_a_grammar_forbids_are_not_drafted():
     source = Source([([1], [2, 4, 6, 7, 8, 10])], lambda rest, context: [rest, [5, 6], [4, 6, 8, 10]])
     drafter = Drafter([], DraftOptions(decoding_length=8, adaptive=False), sources=[source])
     batch = StepBatch(drafter, 100)
@@ -260,7 +245,7 @@ def test_proposals_that_a_grammar_forbids_are_not_drafted() -> None:
     assert [drafter.source_names[number] for number in tree.sources[2:]] == ["mine"] * 3
 
 
-def test_price_and_lengths_hold_for_proposals_too() -> None:
+def test_price_and_lengths_hold_for_proposals_too():
     source = Source([([1], list(range(2, 60)))], perfect)
     drafter = Drafter([], DraftOptions(decoding_length=16, adaptive=False), sources=[source])
     row = drafter.start([1])
@@ -274,8 +259,8 @@ def test_price_and_lengths_hold_for_proposals_too() -> None:
     assert row.draft(branch_length=0).draft_tokens == 0
 
 
-def test_slow_source_rests_where_lengths_are_chosen_by_what_pays(target: TargetModel, answers: Answers) -> None:
-    def useless(rest: list[int], context: np.ndarray) -> Any:
+def test_slow_source_rests_where_lengths_are_chosen_by_what_pays(target, answers):
+    def useless(rest, context):
         time.sleep(0.003)
         return [[3]]
 
@@ -284,18 +269,18 @@ def test_slow_source_rests_where_lengths_are_chosen_by_what_pays(target: TargetM
     assert source.calls < 0.7 * sum(generation.steps for generation in done)
 
 
-def test_example_of_the_docstring_drafts_what_it_says() -> None:
+def test_example_of_the_docstring_drafts_what_it_says():
     example = textwrap.dedent("\n".join((DraftSource.__doc__ or "").split("Example:")[1].splitlines()[2:]))
-    held: dict[str, Any] = {"Drafter": Drafter}
+    held = {"Drafter": Drafter}
     exec(example, held)
     tree = held["tree"]
     named = [held["drafter"].source_names[source] for source in tree.sources[1:]]
     assert [token for token, name in zip(tree.token_ids[1:].tolist(), named, strict=True) if name == "known texts"] == [7, 8, 9]
 
 
-def test_engine_takes_sources_and_counts_them_by_name(tiny_model: Any, answers: Answers) -> None:
+def test_engine_takes_sources_and_counts_them_by_name(tiny_model, answers):
     class Known:
-        def propose(self, request: int, context: np.ndarray, most: int) -> Any:
+        def propose(self, request, context, most):
             return Source(answers, perfect).propose(request, context, most)
 
     engine = LookaheadEngine(tiny_model("llama"), sources=Known(), drafts=DraftOptions(adaptive=False))
@@ -313,6 +298,6 @@ def test_engine_takes_sources_and_counts_them_by_name(tiny_model: Any, answers: 
         ([Source([], perfect), Source([], perfect)], "a name of its own"),
     ],
 )
-def test_what_is_no_source_is_refused(sources: list[Any], saying: str) -> None:
+def test_what_is_no_source_is_refused(sources, saying):
     with pytest.raises(UsageError, match=saying):
         Drafter([], sources=sources)

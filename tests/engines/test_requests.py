@@ -1,13 +1,12 @@
-"""Rows by request id: drafts as of the drafter's own rows, whatever comes and goes; nothing that drafting does not need."""
-
-from __future__ import annotations
+"""Rows by request id: drafts as of the drafter's own rows, whatever comes and goes; who drafted what has been accepted."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from lookahead.draft.tree import DraftTree
 from lookahead.engines.batch_rows import ById, ByText, Running
 from lookahead.engines.pace import Pace
 from lookahead.engines.requests import NewTokens, Requests
-from lookahead.trie.file import Trie
+from lookahead.engines.vllm_common import DrafterOfWorker
 
 VOCABULARY = 50
 ROOM = 100
@@ -33,7 +32,7 @@ def text_of(seed: int, length: int = 60) -> list[int]:
 
 
 @pytest.fixture
-def trie(make_trie: Callable[..., Trie]) -> Trie:
+def trie(make_trie):
     return make_trie([text_of(seed) for seed in range(20)], VOCABULARY)
 
 
@@ -46,7 +45,7 @@ def same(one: DraftTree, other: DraftTree) -> bool:
 
 
 @pytest.mark.parametrize("strategy", ["single", "hierarchical"])
-def test_trees_are_those_of_the_drafters_own_rows(trie: Trie, strategy: Strategy) -> None:
+def test_trees_are_those_of_the_drafters_own_rows(trie, strategy):
     requests, other = Requests(drafter_of([trie], strategy)), drafter_of([trie], strategy)
     text, prompt = text_of(99), 12
     requests.begin("a", text[:prompt])
@@ -62,7 +61,7 @@ def test_trees_are_those_of_the_drafters_own_rows(trie: Trie, strategy: Strategy
     assert not requests.has_text("a", np.array([*text[:-1], 49], np.int32))
 
 
-def test_chains_are_as_long_as_room_and_options_allow(trie: Trie) -> None:
+def test_chains_are_as_long_as_room_and_options_allow(trie):
     requests, prompt = Requests(drafter_of([trie])), text_of(3)[:20]
     for name in "ab":
         requests.begin(name, prompt)
@@ -71,7 +70,7 @@ def test_chains_are_as_long_as_room_and_options_allow(trie: Trie) -> None:
     assert (np.diff(long.probabilities) <= 0).all()
 
 
-def test_an_output_is_remembered_when_its_request_ends() -> None:
+def test_an_output_is_remembered_when_its_request_ends():
     answer = list(range(4, 44))
     requests = Requests(drafter_of())
     requests.begin(1, [1, 2, 3])
@@ -85,7 +84,7 @@ def test_an_output_is_remembered_when_its_request_ends() -> None:
     assert tree.token_ids[1:].tolist() == answer[10:16]
 
 
-def test_a_preempted_requests_output_is_remembered_once() -> None:
+def test_a_preempted_requests_output_is_remembered_once():
     answer, drafter = text_of(5), drafter_of()
     requests = Requests(drafter)
     requests.begin("a", [1, 2, 3])
@@ -111,7 +110,7 @@ class Clocked(Pace):
         return next(self.steps)
 
 
-def test_tokens_of_steps_without_drafts_reach_the_rows_later(trie: Trie) -> None:
+def test_tokens_of_steps_without_drafts_reach_the_rows_later(trie):
     text = text_of(99)
     requests = Requests(drafter_of([trie]), Clocked([True, False, False, True]))
     requests.begin("a", text[:10])
@@ -127,7 +126,7 @@ def test_tokens_of_steps_without_drafts_reach_the_rows_later(trie: Trie) -> None
     assert np.array_equal(requests._known["a"].row.own.tokens, row.own.tokens)
 
 
-def test_drafts_that_cost_more_than_they_give_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_cost_more_than_they_give_rest(monkeypatch):
     """Forwards of a machine that takes as long for each token of a step as for a step of one."""
     now, drafted = [0.0], 0
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
@@ -140,14 +139,14 @@ def test_drafts_that_cost_more_than_they_give_rest(monkeypatch: pytest.MonkeyPat
     assert drafted < 60
 
 
-def test_rows_are_told_apart_by_their_text(trie: Trie) -> None:
+def test_rows_are_told_apart_by_their_text(trie):
     """Rows move, end, prefill, resume; two of one text change places; ids stay with their texts."""
     requests = Requests(drafter_of([trie]))
     rows, longest = ByText(requests), 80
     texts = {name: text_of(seed) for name, seed in (("a", 1), ("b", 2), ("c", 3), ("twin", 2))}
     lengths = dict.fromkeys(texts, 10)
 
-    def step(order: list[str], prefilling: tuple[str, ...] = ()) -> dict[str, int]:
+    def step(order, prefilling=()):
         arrays, counts, new = np.full((len(order) + 1, longest), 7, np.int32), [], []
         for row, name in enumerate(order):
             emitted = [] if name in prefilling else texts[name][lengths[name] : lengths[name] + 2]
@@ -177,7 +176,7 @@ def test_rows_are_told_apart_by_their_text(trie: Trie) -> None:
     assert len(requests) == 2
 
 
-def test_drafting_imports_nothing_that_it_does_without() -> None:
+def test_drafting_imports_nothing_that_it_does_without():
     """Engines of others bring their own versions of packages, or none."""
     code = """
 import sys
@@ -221,7 +220,7 @@ def recorded() -> tuple[list[list[int]], list[list[Call]]]:
     return found["prompts"], [[Call(*row) for row in step] for step in found["steps"]]
 
 
-def test_recorded_calls_hold_what_they_are_to_show() -> None:
+def test_recorded_calls_hold_what_they_are_to_show():
     prompts, steps = recorded()
     at = [{call.request: row for row, call in enumerate(step)} for step in steps]
     assert any(one[request] != other[request] for one, other in pairwise(at) for request in one.keys() & other)  # moved
@@ -233,7 +232,7 @@ def test_recorded_calls_hold_what_they_are_to_show() -> None:
     assert len(prompts) > len({tuple(prompt) for prompt in prompts})  # samples of one prompt
 
 
-def test_recorded_calls_of_vllm_by_text_are_those_by_request_id() -> None:
+def test_recorded_calls_of_vllm_by_text_are_those_by_request_id():
     """Rows told apart by text alone draft as those of known requests do."""
     prompts, steps = recorded()
     requests = Requests(drafter_of())
@@ -260,18 +259,18 @@ def test_recorded_calls_of_vllm_by_text_are_those_by_request_id() -> None:
     assert drafted > 100
 
 
-def test_arrays_by_id_hold_chains_filler_and_confidences(trie: Trie) -> None:
+def test_arrays_by_id_hold_chains_filler_and_confidences(trie):
     """As vLLM's V2 runner has them: a count and a last token of each row; a request that resumes has a longer prefill."""
     requests, width = Requests(drafter_of([trie])), 6
     rows = ById(requests, np.zeros((4, width), np.int64), np.ones((4, width), np.float32))
     texts, lengths = {"a": text_of(1), "b": text_of(2)}, {"a": 10, "b": 20}
     prefilled = dict(lengths)
 
-    def about(request_id: str) -> Running:
+    def about(request_id):
         text = texts[request_id]
         return Running(prefilled[request_id], 50, lambda: np.array(text[: prefilled[request_id]], np.int32))
 
-    def step(order: str, emitted: dict[str, int], running: str) -> None:
+    def step(order, emitted, running):
         for name in order:
             lengths[name] += emitted[name]
         last = np.array([texts[name][lengths[name] - 1] for name in order])
@@ -300,3 +299,121 @@ def test_arrays_by_id_hold_chains_filler_and_confidences(trie: Trie) -> None:
     prefilled["b"] = lengths["b"]  # preempted, and resumed before the next call
     step("b", {"b": 1}, "b")
     assert set(requests) == {"b"}
+
+
+ANSWER = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+
+
+@pytest.fixture
+def requests(make_trie):
+    """Drafts of three tokens, from a trie that holds ANSWER."""
+    trie = make_trie([[1, 2, 3, *ANSWER]] * 3, 50)
+    options = DraftOptions("single", decoding_length=4, branch_length=3, recycle=False, session_tokens=0)
+    found = Requests(Drafter([trie], options))
+    found.count_accepted()
+    return found
+
+
+def answered(requests: Requests, name: str, answer: list[int]) -> list[int]:
+    """As an engine would: the first token, then each draft as far as it is right, and a token. Returns what was accepted."""
+    done, draft, accepted = 0, list[int](), []
+    while done < len(answer):
+        right = next((k for k, token in enumerate(draft) if answer[done + k : done + k + 1] != [token]), len(draft))
+        right = min(right, len(answer) - done - 1)
+        new = answer[done : done + right + 1]
+        (tree,) = requests.step([NewTokens(name, new, ROOM)])
+        accepted.append(right)
+        draft, done = tree.token_ids[1:].tolist(), done + len(new)
+    return accepted
+
+
+def asked(requests: Requests, prompt: list[int], answer: list[int]) -> Counter[str]:
+    return requests.accepted_of(np.array([*prompt, *answer], np.int32), len(prompt))
+
+
+def test_accepted_tokens_are_counted_by_source_and_given_once(requests):
+    requests.begin("a", [1, 2, 3])
+    accepted = sum(answered(requests, "a", ANSWER))
+    assert accepted >= 6
+    (source,) = (name for name in requests.drafter.source_names if name.startswith("trie:"))
+    assert asked(requests, [1, 2, 3], ANSWER) == {source: accepted}
+    requests.finish("a")
+    assert not asked(requests, [1, 2, 3], ANSWER)
+
+
+def test_a_request_that_has_ended_is_found_by_its_text(requests):
+    for name, prompt, answer in (("a", [1, 2, 3], ANSWER), ("b", [3, 2], [5, 6, 7, 30, 31])):
+        requests.begin(name, prompt)
+        answered(requests, name, answer)
+    requests.keep_only([])
+    b, a = asked(requests, [3, 2], [5, 6, 7, 30, 31]), asked(requests, [1, 2, 3], ANSWER)
+    assert (sum(a.values()), sum(b.values())) != (0, 0)
+    assert sum(a.values()) > sum(b.values())
+    assert not asked(requests, [1, 2], [40])
+
+
+def test_an_answer_that_the_engine_has_cut_counts_what_is_left_of_it(requests):
+    requests.begin("a", [1, 2, 3])
+    requests.step([NewTokens("a", ANSWER[:1], ROOM)])
+    requests.step([NewTokens("a", ANSWER[1:5], ROOM)])  # three accepted, of which the engine keeps two: the second ended it
+    assert sum(asked(requests, [1, 2, 3], ANSWER[:3]).values()) == 2
+
+
+def test_a_request_that_was_preempted_is_counted_whole(requests):
+    requests.begin("a", [1, 2, 3])
+    first = sum(answered(requests, "a", ANSWER[:6]))
+    requests.keep_only([])
+    requests.begin("a", [1, 2, 3, *ANSWER[:6]])
+    second = sum(answered(requests, "a", ANSWER[6:]))
+    assert first
+    assert second
+    requests.finish("a")
+    assert sum(asked(requests, [1, 2, 3], ANSWER).values()) == first + second
+
+
+def test_accepted_filler_has_no_source_of_ours(requests):
+    requests.begin("a", [40])
+    (tree,) = requests.step([NewTokens("a", [41], ROOM)])
+    guessed = tree.draft_tokens
+    requests.step([NewTokens("a", [*tree.token_ids[1:].tolist(), 41, 41], ROOM)])  # one token more than there were guesses
+    assert asked(requests, [40], [41, *tree.token_ids[1:].tolist(), 41, 41])["padding"] == 1
+    assert guessed < 4
+
+
+def test_nothing_is_counted_where_nobody_asks(make_trie):
+    requests = Requests(Drafter([make_trie([[1, 2, 3]], 50)], DraftOptions("single", recycle=False)))
+    requests.begin("a", [1])
+    requests.step([NewTokens("a", [2], ROOM)])
+    assert asked(requests, [1], [2]) == Counter()
+    assert requests._known["a"].emitted.sources == []
+
+
+def test_a_worker_answers_for_its_drafter(requests):
+    def worker(**runner):
+        found = DrafterOfWorker()
+        found.model_runner = SimpleNamespace(**runner)
+        return found
+
+    text = np.array([1, 2, 3, *ANSWER], np.int32).tobytes()
+    ours = worker(drafter=SimpleNamespace(requests=requests))
+    assert ours.lookahead_count_accepted()
+    requests.begin("a", [1, 2, 3])
+    accepted = sum(answered(requests, "a", ANSWER))
+    found = ours.lookahead_accepted([(text, 3), (text, 3)])
+    assert [sum(each.values()) for each in found] == [accepted, 0]
+    ours.lookahead_forget()
+    assert not len(requests)
+    for other in (worker(drafter=SimpleNamespace()), worker(speculator=None), worker(drafter=SimpleNamespace(requests=None))):
+        assert not other.lookahead_count_accepted()
+        assert other.lookahead_accepted([(text, 3)]) is None
+        other.lookahead_forget()
+
+
+def test_rows_told_apart_by_text_begin_anew_when_all_is_forgotten(requests):
+    from lookahead.engines.batch_rows import ByText
+
+    rows, texts = ByText(requests), np.array([[1, 2, 3, 5, 6, 7, 0]], np.int32)
+    assert rows.step([[5]], [4], texts, ROOM)[0][:2] == [6, 7]
+    requests.forget()
+    assert rows.step([[6]], [5], texts, ROOM)[0][:1] == [7]
+    assert isinstance(requests._known[1].emitted.drafted, DraftTree)

@@ -9,8 +9,6 @@ sglang/bin/pip install --no-deps torchvision==... --index-url https://download.p
 sglang/bin/python -m pytest -m sglang tests/engines tests/job/test_engines.py
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect
@@ -18,7 +16,6 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +30,6 @@ from lookahead.engines.batch_rows import ByTree, Text, filler_for, only_filler, 
 from lookahead.engines.requests import NewTokens, Requests
 from lookahead.engines.settings import SETTINGS, settings_of
 from lookahead.errors import UsageError
-from lookahead.trie.file import Trie
 from tests.engines.test_requests import VOCABULARY, text_of
 
 RECORDED = json.loads((Path(__file__).parent / "sglang_calls.json").read_text(encoding="utf-8"))
@@ -58,11 +54,11 @@ def drafter_of(tries: Any = (), price: float = 0.0) -> Drafter:
 
 
 @pytest.fixture
-def trie(make_trie: Callable[..., Trie]) -> Trie:
+def trie(make_trie):
     return make_trie([text_of(seed) for seed in range(20)], VOCABULARY)
 
 
-def test_recorded_answers_of_its_corpus_are_trees_of_this_form() -> None:
+def test_recorded_answers_of_its_corpus_are_trees_of_this_form():
     """What the other tests hold our arrays against reads SGLang's own."""
     for mask, parents in zip(RECORDED["masks"], RECORDED["parents"], strict=True):
         rows = np.array([[int(digit) for digit in row] for row in mask.split()])
@@ -70,7 +66,7 @@ def test_recorded_answers_of_its_corpus_are_trees_of_this_form() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_tree_of_its_corpus_is_written_as_it_writes_it(number: int) -> None:
+def test_a_tree_of_its_corpus_is_written_as_it_writes_it(number):
     """But for filler, which forms a branch here: children of one node are different tokens."""
     tokens, parents = (np.array(RECORDED[name][number], np.int32) for name in ("tokens", "parents"))
     nodes = len(tokens) - int(np.count_nonzero(tokens == 0))
@@ -84,7 +80,7 @@ def test_a_tree_of_its_corpus_is_written_as_it_writes_it(number: int) -> None:
 
 
 @pytest.mark.parametrize("price", [0.0, 0.2])
-def test_arrays_hold_the_drafters_trees_and_filler(trie: Trie, price: float) -> None:
+def test_arrays_hold_the_drafters_trees_and_filler(trie, price):
     texts = {"a": text_of(99), "b": text_of(3), "c": list(range(20))}
     rows, other = ByTree(Requests(drafter_of([trie], price)), WIDTH), Requests(drafter_of([trie], price))
     for request_id, text in texts.items():
@@ -105,11 +101,11 @@ def test_arrays_hold_the_drafters_trees_and_filler(trie: Trie, price: float) -> 
 
 
 @pytest.mark.parametrize(("taken", "filler"), [([], 0), ([3, 1], 0), ([0, 2, 1], 3)])
-def test_filler_is_a_token_that_no_other_child_of_the_root_has(taken: list[int], filler: int) -> None:
+def test_filler_is_a_token_that_no_other_child_of_the_root_has(taken, filler):
     assert filler_for(np.array(taken)) == filler
 
 
-def test_tokens_that_are_late_come_once(trie: Trie) -> None:
+def test_tokens_that_are_late_come_once(trie):
     """Where schedules overlap, the latest step's tokens are not in the output yet; they are in it at the next step."""
     text = text_of(99)
     late, at_once = (ByTree(Requests(drafter_of([trie])), WIDTH) for _ in range(2))
@@ -123,7 +119,7 @@ def test_tokens_that_are_late_come_once(trie: Trie) -> None:
         seen = end
 
 
-def test_a_request_that_was_preempted_begins_again_with_all_its_text(trie: Trie) -> None:
+def test_a_request_that_was_preempted_begins_again_with_all_its_text(trie):
     text, rows = text_of(99), ByTree(Requests(drafter_of([trie])), WIDTH)
     rows.step(["a", "b"], [Text(text[:12], text[12:20]), Text(text[:12], text[12:13])])
     rows.finish(["a", "never seen"])
@@ -135,15 +131,13 @@ def test_a_request_that_was_preempted_begins_again_with_all_its_text(trie: Trie)
     assert not len(rows.requests)
 
 
-def test_only_filler_is_a_branch_for_each_row() -> None:
+def test_only_filler_is_a_branch_for_each_row():
     tokens, mask = only_filler([7, 9], 3)
     assert tokens.tolist() == [7, 0, 0, 9, 0, 0]
     assert [parents_of(each) for each in mask.reshape(2, 3, 3)] == [[-1, 0, 1]] * 2
 
 
-def test_a_version_that_is_not_known_is_left_as_it_is_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_version_that_is_not_known_is_left_as_it_is_with_one_warning(monkeypatch, caplog):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.99.1")
     with caplog.at_level(logging.WARNING, "lookahead"):
         sglang.register()
@@ -152,12 +146,12 @@ def test_a_version_that_is_not_known_is_left_as_it_is_with_one_warning(
 
 
 @pytest.mark.skipif(HAS_SGLANG, reason="SGLang is installed")
-def test_the_entry_point_raises_nothing_where_sglang_cannot_be_loaded(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_entry_point_raises_nothing_where_sglang_cannot_be_loaded(caplog):
     sglang.register()
     assert "LOOKAHEAD is left out of SGLang" in caplog.text
 
 
-def test_settings_come_from_the_environment() -> None:
+def test_settings_come_from_the_environment():
     assert settings_of({}).tries == ()
     assert settings_of({SETTINGS: '{"tries": ["a.trie"]}'}).tries == ("a.trie",)
     for text, saying in (("{", "not JSON"), ('{"trees": 1}', "no setting 'trees'"), ("[]", r"got \[\]")):
@@ -165,22 +159,20 @@ def test_settings_come_from_the_environment() -> None:
             settings_of({SETTINGS: text})
 
 
-def test_the_plugin_loads_nothing_that_drafting_needs() -> None:
+def test_the_plugin_loads_nothing_that_drafting_needs():
     code = "import sys, lookahead.engines.sglang; print({'numba', 'torch', 'numpy', 'sglang'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 
 
 # ---- where SGLang is installed
-
-
 @pytest.mark.sglang
 @pytest.mark.skipif(not HAS_SGLANG, reason="SGLang is not installed")
 class TestSglang:
     @pytest.mark.parametrize(("module", "name"), [("ngram_worker", "NGRAMWorker"), ("spec_registry", "CustomSpecAlgo")])
-    def test_what_is_used_of_sglang_is_as_it_was(self, module: str, name: str) -> None:
+    def test_what_is_used_of_sglang_is_as_it_was(self, module, name):
         """By its source, as importing the worker needs a GPU."""
-        (folder,) = importlib.util.find_spec("sglang.srt.speculative").submodule_search_locations  # type: ignore[union-attr]
+        (folder,) = importlib.util.find_spec("sglang.srt.speculative").submodule_search_locations
         tree = ast.parse((Path(folder) / f"{module}.py").read_text(encoding="utf-8"))
         (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         methods = {node.name: node.args for node in found.body if isinstance(node, ast.FunctionDef)}
@@ -188,7 +180,7 @@ class TestSglang:
             arguments = methods[method]
             assert tuple(each.arg for each in (*arguments.args, *arguments.kwonlyargs)) == parameters
 
-    def test_the_algorithm_is_registered_and_answers_as_ngram(self) -> None:
+    def test_the_algorithm_is_registered_and_answers_as_ngram(self):
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         from lookahead.engines.sglang_algorithm import register_algorithm
@@ -202,7 +194,7 @@ class TestSglang:
         answered = {name for name, value in vars(SpeculativeAlgorithm).items() if name[0] != "_" and inspect.isfunction(value)}
         assert {name for name in answered if not hasattr(ours, name)} == set()
 
-    def test_arguments_are_set_as_for_its_ngram(self) -> None:
+    def test_arguments_are_set_as_for_its_ngram(self):
         from types import SimpleNamespace
 
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -229,7 +221,7 @@ class TestSglang:
             with pytest.raises(ValueError, match="LOOKAHEAD"):
                 ours.handle_server_args(SimpleNamespace(**{**given, **wrong}))
 
-    def test_its_own_record_of_arguments_takes_what_we_set(self) -> None:
+    def test_its_own_record_of_arguments_takes_what_we_set(self):
         from sglang.srt.arg_groups.overrides import record_foreign_defaults, resolving_view
         from sglang.srt.server_args import ServerArgs
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -243,7 +235,7 @@ class TestSglang:
         assert {"tokenizer_path", "skip_tokenizer_init", "trust_remote_code"} <= set(dir(args)), "what the worker reads"
 
     @pytest.mark.timeout(1800)
-    def test_its_corpus_still_answers_as_recorded(self) -> None:
+    def test_its_corpus_still_answers_as_recorded(self):
         from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 
         corpus = NgramCorpus(max_trie_depth=12, draft_token_num=8)

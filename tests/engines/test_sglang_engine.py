@@ -1,14 +1,11 @@
 """SGLang as the engine of a job: what it is asked in its words, against recorded answers; its interface, if it is installed."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import inspect
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +26,6 @@ from lookahead.engines.sglang_engine import SglangEngine, SglangSettings, params
 from lookahead.engines.sglang_link import LINK, Link, serve
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.options import ModelOptions
-from lookahead.trie.file import Trie
 from tests.support.jobs import MODEL
 
 HAS_SGLANG = importlib.util.find_spec("sglang") is not None
@@ -71,14 +67,14 @@ class FakeEngine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> SglangEngine:
+def engine(monkeypatch):
     monkeypatch.setattr(sglang_engine, "_started", lambda arguments: FakeEngine())
     monkeypatch.setattr(sglang_engine, "FAILED", [])
     texts = SimpleNamespace(decode=lambda ids, **options: "".join("?????abcd"[each] for each in ids))
     return SglangEngine(SglangSettings(ModelOptions("m"), own={"speculative_algorithm": "NGRAM"}, batch_size=2), texts)
 
 
-def test_rows_end_as_sglang_says(engine: SglangEngine) -> None:
+def test_rows_end_as_sglang_says(engine):
     asked = [engine.request([1, 1], 5), engine.request([2], 9, Sampling(stop=["b"])), engine.request([3]), engine.request([4])]
     asked[3].logprobs = 2
     assert {id(each) for each in engine.run(iter(asked))} == set(map(id, asked))
@@ -94,7 +90,7 @@ def test_rows_end_as_sglang_says(engine: SglangEngine) -> None:
     assert engine.target.longest_text == 56, "SGLang reserves positions for a tree"
 
 
-def test_a_job_that_stops_or_fails_leaves_nothing_running(engine: SglangEngine) -> None:
+def test_a_job_that_stops_or_fails_leaves_nothing_running(engine):
     fake = engine._engine
     assert list(engine.run(iter([engine.request([5])]), lambda: True)) == []
     assert (fake.asked, engine._tasks) == ([], {})
@@ -104,7 +100,7 @@ def test_a_job_that_stops_or_fails_leaves_nothing_running(engine: SglangEngine) 
         list(engine.run(iter([engine.request([1])])))
 
 
-def test_what_a_device_verifies_greedily_is_not_sampled(engine: SglangEngine) -> None:
+def test_what_a_device_verifies_greedily_is_not_sampled(engine):
     engine.request([1], sampling=Sampling(temperature=1.0))
     engine.device = "cpu"
     with pytest.raises(UsageError, match="verifies drafts greedily on cpu"):
@@ -115,8 +111,8 @@ def test_what_a_device_verifies_greedily_is_not_sampled(engine: SglangEngine) ->
     engine.request([1], sampling=Sampling(repetition_penalty=1.0))
 
 
-def test_requests_are_asked_in_its_words() -> None:
-    def asked(sampling: Sampling) -> dict[str, Any]:
+def test_requests_are_asked_in_its_words():
+    def asked(sampling):
         return params_of(Generation([1], 9, frozenset(), sampling, 3), 1.0)
 
     assert asked(Sampling())["temperature"] == 0
@@ -130,12 +126,12 @@ def test_requests_are_asked_in_its_words() -> None:
         ("json_schema", "{}", "json_schema", "{}"),
         ("grammar", 'root ::= "a"', "ebnf", 'root ::= "a"'),
     ):
-        assert asked(Sampling(constraint=Constraint(kind, text)))[field] == said  # type: ignore[arg-type]
+        assert asked(Sampling(constraint=Constraint(kind, text)))[field] == said
     with pytest.raises(UsageError, match="not Lark's form"):
         asked(Sampling(constraint=Constraint("grammar", 'start: "a"')))
 
 
-def test_rows_that_ask_for_what_sglang_cannot_do_are_refused() -> None:
+def test_rows_that_ask_for_what_sglang_cannot_do_are_refused():
     SGLANG.check(Sampling(temperature=1.0, logit_bias={5: 1.0}, repetition_penalty=1.0))
     SGLANG.check(Sampling(min_p=0.1, presence_penalty=1.0), drafts=False)
     for sampling, name in (
@@ -148,7 +144,7 @@ def test_rows_that_ask_for_what_sglang_cannot_do_are_refused() -> None:
             SGLANG.check(sampling)
 
 
-def test_arguments_of_sglang_are_those_of_the_job() -> None:
+def test_arguments_of_sglang_are_those_of_the_job():
     settings = SglangSettings(
         ModelOptions("org/m"), ("a.trie",), (), DraftOptions(), 6, batch_size=16, engine_args={"device": "cpu"}
     )
@@ -161,13 +157,11 @@ def test_arguments_of_sglang_are_those_of_the_job() -> None:
         SglangSettings(ModelOptions("m"), engine_args={"max_running_requests": 4}).arguments()
 
 
-def test_an_unknown_version_answers_without_drafts_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_version_answers_without_drafts_with_one_warning(monkeypatch, caplog):
     started = list[dict[str, Any]]()
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.99.1")
 
-    def start(arguments: dict[str, Any]) -> FakeEngine:
+    def start(arguments):
         started.append(arguments)
         return FakeEngine()
 
@@ -179,7 +173,7 @@ def test_an_unknown_version_answers_without_drafts_with_one_warning(
     assert "SGLang 0.99.1 is not one" in record.getMessage()
 
 
-def test_a_job_asks_the_drafter_of_another_process(make_trie: Callable[..., Trie], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_asks_the_drafter_of_another_process(make_trie, monkeypatch):
     requests = Requests(Drafter([make_trie([[1, 2, 3, 4, 5]], 50)], DraftOptions("hierarchical", recycle=False)))
     link = Link()
     try:
@@ -198,7 +192,7 @@ def test_a_job_asks_the_drafter_of_another_process(make_trie: Callable[..., Trie
     assert link.call("forget") == []
 
 
-def test_accepted_tokens_are_found_on_their_path_of_the_tree() -> None:
+def test_accepted_tokens_are_found_on_their_path_of_the_tree():
     zeros = np.zeros(5, np.int32)
     tree = DraftTree(np.array([7, 1, 2, 1, 3], np.int32), np.array([-1, 0, 0, 2, 3], np.int32), zeros, np.arange(5), zeros)
     emitted = Emitted(1)
@@ -208,11 +202,9 @@ def test_accepted_tokens_are_found_on_their_path_of_the_tree() -> None:
 
 
 # ---- where SGLang is installed
-
-
 @pytest.mark.sglang
 @pytest.mark.skipif(not HAS_SGLANG, reason="SGLang is not installed")
-def test_what_a_job_uses_of_sglang_is_as_it_was() -> None:
+def test_what_a_job_uses_of_sglang_is_as_it_was():
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.server_args import ServerArgs
 
@@ -227,7 +219,7 @@ def test_what_a_job_uses_of_sglang_is_as_it_was() -> None:
 
 @pytest.mark.sglang
 @pytest.mark.skipif(not HAS_SGLANG, reason="SGLang is not installed")
-def test_its_engine_takes_what_a_job_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_engine_takes_what_a_job_asks(monkeypatch):
     monkeypatch.syspath_prepend(os.path.join(os.path.dirname(MODEL), "../tests/support/sglang_on_cpu"))
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.managers.tokenizer_manager import TokenizerManager

@@ -5,8 +5,6 @@ vllm/bin/pip uninstall -y torchvision torchaudio torchcodec  # those of the pack
 vllm/bin/python -m pytest -m vllm tests/engines
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -58,14 +56,14 @@ def ours(trie: Path | None = None, draft_tokens: int = DRAFT_TOKENS, **settings:
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
+def prompts():
     tokenizer = load_tokenizer(MODEL)
     lines = (ROOT / "samples/prompts.jsonl").read_text(encoding="utf-8").splitlines()[:100]
     return [list(tokenizer(json.loads(line)["prompt"])["input_ids"]) for line in lines]
 
 
 @pytest.fixture(scope="module")
-def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trie(tmp_path_factory):
     path = tmp_path_factory.mktemp("tries") / "demo.trie"
     command = [sys.executable, "-m", "lookahead_cli", "build-trie", ROOT / "samples/corpus.jsonl", "--tokenizer", MODEL]
     subprocess.run([*command, "-o", path], check=True, cwd=ROOT, capture_output=True)
@@ -74,7 +72,7 @@ def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-def test_what_is_used_of_vllm_is_as_it_was() -> None:
+def test_what_is_used_of_vllm_is_as_it_was():
     """An update that moves it fails here, and not in a server."""
     assert vllm_common.version_problem("v1") == ""
     assert vllm_common.version_problem("v2") == ""
@@ -83,7 +81,7 @@ def test_what_is_used_of_vllm_is_as_it_was() -> None:
 class TestVllm:
     pytestmark = needs_vllm
 
-    def test_greedy_ids_are_vllms_own_and_drafts_are_as_good_as_in_a_replay(self, prompts: list[list[int]], trie: Path) -> None:
+    def test_greedy_ids_are_vllms_own_and_drafts_are_as_good_as_in_a_replay(self, prompts, trie):
         greedy = {"temperature": 0, "max_tokens": 128}
         plain = in_vllm(prompts, greedy, max_num_seqs=8)
         for settings in ({}, {"adaptive": False}):
@@ -100,7 +98,7 @@ class TestVllm:
         assert tokens / one["steps"] == pytest.approx(tokens / steps, rel=0.02)
         assert tokens / steps > 1.9
 
-    def test_v2_takes_the_same_config_and_gives_the_same_ids(self, prompts: list[list[int]], trie: Path) -> None:
+    def test_v2_takes_the_same_config_and_gives_the_same_ids(self, prompts, trie):
         greedy, some = {"temperature": 0, "max_tokens": 48}, prompts[:12]
         engine = {"max_num_seqs": 4, "max_num_batched_tokens": 512}
         plain = in_vllm(some, greedy, v2=True, **engine)
@@ -113,7 +111,7 @@ class TestVllm:
         accepted = [sum(counts.values()) for counts in found["by_source"]]
         assert all(0 < count < len(sample) for count, (sample,) in zip(accepted, found["ids"], strict=True))
 
-    def test_samples_have_the_distribution_of_plain_vllm(self, prompts: list[list[int]], trie: Path) -> None:
+    def test_samples_have_the_distribution_of_plain_vllm(self, prompts, trie):
         """Of the first one to four tokens, by a chi-square test of two samples; those of speculation and those without."""
         many = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 4, "n": 500}
         some, engine = prompts[:1] * 8, {"max_num_seqs": 64}
@@ -123,7 +121,7 @@ class TestVllm:
             one, other = (Counter(tuple(s[:length]) for row in ids for s in row) for ids in (plain, drafted))
             assert p_value(one, other) > 1e-4, length
 
-    def test_a_version_that_is_not_known_goes_on_without_drafts_and_one_warning(self, prompts: list[list[int]]) -> None:
+    def test_a_version_that_is_not_known_goes_on_without_drafts_and_one_warning(self, prompts):
         greedy = {"temperature": 0, "max_tokens": 24}
         plain = in_vllm(prompts[:6], greedy, max_num_seqs=2)
         found = in_vllm(prompts[:6], greedy, version="0.99.1", max_num_seqs=2, **ours())
@@ -174,14 +172,14 @@ def p_value(one: Counter[Any], other: Counter[Any]) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def test_chi_square_tells_distributions_apart() -> None:
+def test_chi_square_tells_distributions_apart():
     one = Counter({"a": 2000, "b": 1000, "c": 1000})
     assert p_value(one, Counter({"a": 1990, "b": 1020, "c": 990})) > 0.5
     assert p_value(one, Counter({"a": 1800, "b": 1200, "c": 1000})) < 1e-5
 
 
-def test_models_with_a_state_beside_the_cache_are_refused() -> None:
-    def config(**about: bool) -> Any:
+def test_models_with_a_state_beside_the_cache_are_refused():
+    def config(**about):
         kinds = {"is_hybrid": False, "has_inner_state": False, "is_attention_free": False, **about}
         return SimpleNamespace(model_config=SimpleNamespace(model="org/model", **kinds))
 
@@ -202,10 +200,10 @@ def test_models_with_a_state_beside_the_cache_are_refused() -> None:
         ([], r"lookahead: got \[\]"),
     ],
 )
-def test_settings_that_are_wrong_are_named_at_the_start(settings: Any, saying: str) -> None:
+def test_settings_that_are_wrong_are_named_at_the_start(settings, saying):
     with pytest.raises(LookaheadError, match=saying):
         DraftSettings.of({"lookahead": settings}).drafter("single", 4)
 
 
-def test_settings_of_an_engine_that_says_nothing_of_ours_are_the_defaults() -> None:
+def test_settings_of_an_engine_that_says_nothing_of_ours_are_the_defaults():
     assert DraftSettings.of({"other": 1}) == DraftSettings.of(None) == DraftSettings()

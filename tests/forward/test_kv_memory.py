@@ -1,7 +1,5 @@
 """Keys and values are kept once: in buffers of their final size that do not move, on a device with little more memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import weakref
 

@@ -1,7 +1,5 @@
 """What a config says of a model, whatever its class has and lacks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,7 +1,5 @@
 """lookahead::tree_attention: what sdpa says with a mask, from what each token sees alone, the same bits in any company."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -75,18 +73,43 @@ def queries(step: Step, heads: int, width: int, dtype: torch.dtype) -> torch.Ten
 
 
 @st.composite
-def steps(draw: Any) -> Step:
-    pasts, parents = [], []
-    for _ in range(draw(st.integers(1, 4))):
-        size = draw(st.one_of(st.integers(0, 9), st.sampled_from([17, 40, 70])))
+def steps(draw: Any, slots: int = 4, sizes: Sequence[int] = (9, 17, 40, 70), pasts: Sequence[int] = (0, 63, 64, 200)) -> Step:
+    """sizes of trees: as far as the first, and the others. pasts: texts longer than 20."""
+    made, parents = [], []
+    for _ in range(draw(st.integers(1, slots))):
+        size = draw(st.one_of(st.integers(0, sizes[0]), st.sampled_from(sizes[1:])))
         back = draw(st.sampled_from([1, 2, 70]))  # 1: a chain
         random = np.random.default_rng(draw(st.integers(0, 9)))
         parents.append([-1, *(int(random.integers(max(0, node - back), node)) for node in range(1, size))] if size else [])
-        pasts.append(draw(st.one_of(st.integers(0, 20), st.sampled_from([0, 63, 64, 200]))))
+        made.append(draw(st.one_of(st.integers(0, 20), st.sampled_from(pasts))))
     if not any(parents):
         parents[0] = [-1]
     limit = st.sampled_from([NO_LIMIT, NO_LIMIT, 1, 5, 16, 100])
-    return Step(parents, pasts, draw(limit), draw(limit), draw(st.sampled_from([0, 3])))
+    return Step(parents, made, draw(limit), draw(limit), draw(st.sampled_from([0, 3])))
+
+
+def assert_same_alone(attend: Any, step: Step, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seed: int):
+    """The last node of each tree and one by the seed get the same bits at the end of a chain, and with no tree.
+
+    attend: (query, keys, values, meta) -> outputs
+    """
+    outputs, first = attend(query, keys, values, step.meta()), 0
+    for slot, parents in enumerate(step.parents):
+        for node in {len(parents) - 1, seed % (len(parents) or 1)} if parents else ():
+            path, at = [node], parents[node]
+            while at >= 0:
+                path, at = [at, *path], parents[at]
+            past = step.pasts[slot]
+            own = [torch.full_like(buffer[:1], float("nan")) for buffer in (keys, values)]
+            for mine, buffer in zip(own, (keys, values), strict=True):
+                mine[0, :, :past] = buffer[slot, :, :past]
+                mine[0, :, past : past + len(path)] = buffer[slot, :, [past + each for each in path]]
+            as_chain = dataclasses.replace(step, parents=[[*range(-1, len(path) - 1)]], pasts=[past], filling=0)
+            tokens = [first + each for each in path]
+            assert attend(query[tokens], *own, as_chain.meta()).equal(outputs[tokens])
+            alone = dataclasses.replace(as_chain, parents=[[-1]], pasts=[past + len(path) - 1])
+            assert attend(query[tokens[-1:]], *own, alone.meta())[0].equal(outputs[tokens[-1]])
+        first += len(parents)
 
 
 @given(
@@ -118,24 +141,7 @@ def test_op_says_what_sdpa_says_of_what_each_token_sees(step, heads, widths, dty
 @given(steps(), st.sampled_from([(1, 1), (4, 2), (6, 6), (8, 1)]), st.sampled_from([64, 24, 128]), st.integers(0, 99))
 def test_token_gets_the_same_bits_in_a_tree_a_chain_a_batch_and_alone(dtype, step, heads, width, seed):
     keys, values = buffers(step, heads[1], (width, width), dtype)
-    query = queries(step, heads[0], width, dtype)
-    outputs, first = op(query, keys, values, step.meta(), 0.2), 0
-    for slot, parents in enumerate(step.parents):
-        for node in {len(parents) - 1, seed % (len(parents) or 1)} if parents else ():
-            path, at = [node], parents[node]
-            while at >= 0:
-                path, at = [at, *path], parents[at]
-            past = step.pasts[slot]
-            as_chain = dataclasses.replace(step, parents=[[*range(-1, len(path) - 1)]], pasts=[past], filling=0)
-            own = [torch.full_like(buffer[:1], float("nan")) for buffer in (keys, values)]
-            for mine, buffer in zip(own, (keys, values), strict=True):
-                mine[0, :, :past] = buffer[slot, :, :past]
-                mine[0, :, past : past + len(path)] = buffer[slot, :, [past + each for each in path]]
-            chain = op(query[[first + each for each in path]], *own, as_chain.meta(), 0.2)
-            assert chain.equal(outputs[[first + each for each in path]])
-            alone = dataclasses.replace(as_chain, parents=[[-1]], pasts=[past + len(path) - 1])
-            assert op(query[first + node][None], *own, alone.meta(), 0.2)[0].equal(outputs[first + node])
-        first += len(parents)
+    assert_same_alone(lambda *given: op(*given, 0.2), step, queries(step, heads[0], width, dtype), keys, values, seed)
 
 
 def test_threads_change_no_bit():
@@ -167,10 +173,9 @@ def test_lines_of_a_branch_say_what_the_documentation_says():
 def test_op_can_be_traced():
     step = Step([[-1, 0, 0]], [9])
     keys, values = buffers(step, 2, (16, 24), torch.float32)
-
     meta = step.meta()
 
-    def twice(query: torch.Tensor) -> torch.Tensor:
+    def twice(query):
         return op(query, keys, values, meta, 0.2) * 2
 
     query = torch.randn(3, 4, 16)

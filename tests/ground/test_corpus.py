@@ -1,7 +1,5 @@
 """Corpus files to token documents: formats, row forms, and what is said of rows that cannot be used."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -106,10 +104,10 @@ def test_parquet_rows_are_read_with_their_numbers(tmp_path, tokenizer):
     assert report.problems == [f'{path}:2: no "text" field (found: n, text). Use --text-field NAME.']
 
 
-def test_parquet_column_of_ids_needs_no_tokenizer(tmp_path):
+def test_parquet_column_of_ids_needs_no_tokenizer_and_its_documents_may_have_another_source(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"ids": [[1, 2], [3]]}), tmp_path / "c.parquet")
-    documents, _ = read(tmp_path / "c.parquet")
-    assert ids_of(documents) == [[1, 2], [3]]
+    documents, _ = read(tmp_path / "c.parquet", source="faq")
+    assert [(list(document.token_ids), document.source) for document in documents] == [([1, 2], "faq"), ([3], "faq")]
 
 
 def test_dash_reads_json_lines_from_stdin(monkeypatch, tokenizer):
@@ -188,10 +186,7 @@ def test_each_assistant_turn_is_a_document_after_the_turns_before_it(tmp_path, t
         tokenizer("user: the cat\nassistant: sat\nuser: on\nassistant:")["input_ids"],
     ]
     answers = [tokenizer(text)["input_ids"] for text in ("sat", "the mat")]
-    assert ids_of(documents) == [
-        [*left[0][-4:], *answers[0], EOS],
-        [*left[1][-4:], *answers[1], EOS],
-    ]
+    assert ids_of(documents) == [[*left[0][-4:], *answers[0], EOS], [*left[1][-4:], *answers[1], EOS]]
     assert report.rows == 1
 
 
@@ -224,12 +219,6 @@ def test_row_with_an_id_outside_the_vocabulary_is_left_out_with_its_line(tmp_pat
     assert [list(d.token_ids) for d in documents] == [[9]]
     assert report.problems[0].startswith(f"{path}:2: ")
     assert report.problems[0].endswith("holds token id 10, outside the vocabulary of 10.")
-
-
-def test_given_source_name_stands_for_that_of_the_file(tmp_path):
-    path = written(tmp_path, json_lines({"ids": [1]}))
-    documents, _ = read(path, source="faq")
-    assert documents[0].source == "faq"
 
 
 BAD_LINES = [
@@ -277,14 +266,6 @@ def test_all_bad_rows_are_counted_and_the_first_ten_listed(tmp_path):
     assert len(documents) == 1
     assert report.bad == 25
     assert [problem.split(": ")[0] for problem in report.problems] == [f"{path}:{n}" for n in range(1, 11)]
-
-
-def test_half_a_surrogate_pair_in_an_array_is_a_bad_row(tmp_path, tokenizer):
-    path = tmp_path / "c.json"
-    path.write_text('[{"text": "the \\ud800"}, {"text": "the cat"}]')
-    documents, report = read(path, tokenizer)
-    assert texts(documents, tokenizer) == ["the cat<eos>"]
-    assert report.problems == [f"{path}:1: not text (half of a surrogate pair)."]
 
 
 def test_parquet_columns_that_hold_no_text_are_not_read(tmp_path, tokenizer):

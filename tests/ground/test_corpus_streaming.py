@@ -1,7 +1,5 @@
 """Reading a corpus as it streams: several batches at once, how far it is, and what is not tokenized."""
 
-from __future__ import annotations
-
 import gzip
 
 import pyarrow

@@ -1,7 +1,5 @@
 """Kinds of files: CSV, JSON arrays, marks at their beginning, Markdown, HTML, folders, paragraphs."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -16,7 +14,7 @@ from lookahead.corpus.tables import html_text, pieces_of
 from lookahead.errors import CorpusError
 from lookahead.job.inputs import input_rows
 from lookahead.trie.file import Trie
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 
 
 def rows_in(name: Path) -> list[tuple[int, Any]]:
@@ -24,10 +22,8 @@ def rows_in(name: Path) -> list[tuple[int, Any]]:
 
 
 # ---- marks
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "jsonl.gz"])
-def test_byte_order_mark_costs_no_row(tmp_path: Path, kind: str) -> None:
+def test_byte_order_mark_costs_no_row(tmp_path, kind):
     content = {"csv": "prompt\na\nb\n", "json": '[{"prompt": "a"}, {"prompt": "b"}]'}.get(
         kind, '{"prompt": "a"}\n{"prompt": "b"}\n'
     )
@@ -39,7 +35,7 @@ def test_byte_order_mark_costs_no_row(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "txt", "md"])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_utf_16_is_refused_by_name(tmp_path: Path, tokenizer: Any, kind: str, encoding: str) -> None:
+def test_utf_16_is_refused_by_name(tmp_path, tokenizer, kind, encoding):
     if encoding in ("utf-16-le", "utf-16-be") and kind in ("csv", "txt", "md"):
         return  # without a mark only JSON gives it away
     content = {"csv": "prompt\na\n", "json": '[{"prompt": "a"}]'}.get(kind, '{"prompt": "a"}\n')
@@ -49,7 +45,7 @@ def test_utf_16_is_refused_by_name(tmp_path: Path, tokenizer: Any, kind: str, en
         list(input_rows(str(path)) if kind not in ("txt", "md") else read_documents([str(path)], tokenizer, CorpusReport()))
 
 
-def test_mark_of_a_corpus_that_is_read_in_shares_costs_and_repeats_nothing(tmp_path: Path) -> None:
+def test_mark_of_a_corpus_that_is_read_in_shares_costs_and_repeats_nothing(tmp_path):
     lines = [{"ids": [n, n]} for n in range(200)]
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + b"".join(json.dumps(line).encode() + b"\n" for line in lines))
@@ -59,9 +55,7 @@ def test_mark_of_a_corpus_that_is_read_in_shares_costs_and_repeats_nothing(tmp_p
 
 
 # ---- CSV and arrays
-
-
-def test_rows_of_csv_know_their_lines(tmp_path: Path) -> None:
+def test_rows_of_csv_know_their_lines(tmp_path):
     path = tmp_path / "in.csv"
     path.write_bytes(b'prompt,id\n"a\nb",1\n\nshort\nc,\n"x"y,2\n\xff,3\nd,4\n"open,5\nlost\n')
     found = rows_in(path)
@@ -81,22 +75,20 @@ def test_rows_of_csv_know_their_lines(tmp_path: Path) -> None:
     ("content", "saying"),
     [("", "empty file"), ("a,a\n1,2\n", 'names the column "a" twice'), ("a,\n1,2\n", "a column without a name")],
 )
-def test_header_that_is_none_is_refused(tmp_path: Path, content: str, saying: str) -> None:
+def test_header_that_is_none_is_refused(tmp_path, content, saying):
     (tmp_path / "in.csv").write_text(content)
     with pytest.raises(CorpusError, match=saying):
         rows_in(tmp_path / "in.csv")
 
 
-def test_long_field_of_csv_is_read(tmp_path: Path) -> None:
+def test_long_field_of_csv_is_read(tmp_path):
     (tmp_path / "in.csv").write_text("prompt\n" + "x" * 500_000 + "\n")
     assert rows_in(tmp_path / "in.csv") == [(2, {"prompt": "x" * 500_000})]
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 64, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 1])
-def test_array_is_read_element_by_element_wherever_it_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, indent: int | None
-) -> None:
+def test_array_is_read_element_by_element_wherever_it_is_cut(tmp_path, monkeypatch, piece, indent):
     rows = [{"prompt": "é漢😀" * 9, "n": [1, {"a": "]"}]}, {"prompt": 'a"b\\'}, {}, 12, {"x": 1.5e3}]
     path = tmp_path / "in.json"
     path.write_text(" \n" + json.dumps(rows, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -109,13 +101,13 @@ def test_array_is_read_element_by_element_wherever_it_is_cut(
 @pytest.mark.parametrize(
     "content", ['[{"a": 1}', '[{"a": 1} {"b": 2}]', '[{"a": 1}, x]', '[{"a": 1}, {"b"', "[" * 5000, '[{"a": 1},\xff']
 )
-def test_array_that_is_broken_is_refused_with_the_row_before(tmp_path: Path, content: str) -> None:
+def test_array_that_is_broken_is_refused_with_the_row_before(tmp_path, content):
     (tmp_path / "in.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(CorpusError, match=r"in\.json: not (JSON|UTF-8 text) behind row"):
         rows_in(tmp_path / "in.json")
 
 
-def test_json_file_may_hold_lines_an_array_or_one_object(tmp_path: Path) -> None:
+def test_json_file_may_hold_lines_an_array_or_one_object(tmp_path):
     row = {"prompt": "a", "params": {"n": 2}}
     for content in (json.dumps(row), json.dumps(row) + "\n" + json.dumps(row), json.dumps([row]), json.dumps(row, indent=2)):
         (tmp_path / "in.json").write_text(content)
@@ -128,7 +120,7 @@ def test_json_file_may_hold_lines_an_array_or_one_object(tmp_path: Path) -> None
         rows_in(tmp_path / "in.json")
 
 
-def test_file_of_another_kind_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_file_of_another_kind_is_refused_before_a_model_is_loaded(tmp_path):
     for name, data in (
         ("in.xlsx", b"PK\x03\x04"),
         ("in.yaml", b"- prompt: a\n"),
@@ -144,9 +136,7 @@ def test_file_of_another_kind_is_refused_before_a_model_is_loaded(tmp_path: Path
 
 
 # ---- text
-
-
-def test_text_of_a_page_is_what_its_reader_sees() -> None:
+def test_text_of_a_page_is_what_its_reader_sees():
     page = (
         "<!doctype html><html><head><title>T &amp; U</title><style>p {}</style><script>if (a < b) {}</script></head>"
         "<body><h1>Head</h1><p>One\n  <b>bold</b>, two.<br>Next<p>Three <ul><li>x<li>y</ul>"
@@ -161,7 +151,7 @@ def test_text_of_a_page_is_what_its_reader_sees() -> None:
     assert html_text("<script>never closed") == ""
 
 
-def test_paragraphs_of_text_and_of_markdown_with_code_kept_together() -> None:
+def test_paragraphs_of_text_and_of_markdown_with_code_kept_together():
     text = "one\ntwo\n\n \n\nthree\n\n```py\na\n\nb\n```\n\nfour"
     assert [*pieces_of(io.StringIO(text), ".md", "paragraphs")] == ["one\ntwo", "three", "```py\na\n\nb\n```", "four"]
     assert [*pieces_of(io.StringIO(text), ".txt", "paragraphs")] == ["one\ntwo", "three", "```py\na", "b\n```", "four"]
@@ -169,7 +159,7 @@ def test_paragraphs_of_text_and_of_markdown_with_code_kept_together() -> None:
     assert [*pieces_of(io.StringIO("<p>a<p>b"), ".html", "paragraphs")] == ["a", "b"]
 
 
-def test_folder_is_read_with_all_its_files_as_one_source(cli: Cli, tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_folder_is_read_with_all_its_files_as_one_source(cli, tmp_path, tokenizer_folder):
     docs = tmp_path / "docs"
     (docs / "sub" / ".git").mkdir(parents=True)
     (docs / "b.md").write_text("the cat\n\nthe dog")
@@ -197,7 +187,7 @@ def test_folder_is_read_with_all_its_files_as_one_source(cli: Cli, tmp_path: Pat
     )
 
 
-def test_lone_text_file_that_is_none_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_lone_text_file_that_is_none_is_refused(tmp_path, tokenizer):
     (tmp_path / "a.md").touch()
     with pytest.raises(CorpusError, match=r"a\.md: empty file"):
         list(read_documents([str(tmp_path / "a.md")], tokenizer, CorpusReport()))

@@ -1,14 +1,11 @@
 """A package that only some uses need is missed in one line, before any work is done."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL
 
 SAMPLES = MODEL.parent
@@ -27,9 +24,7 @@ SAMPLES = MODEL.parent
     ],
     ids=lambda value: " ".join(map(str, value[:1] + value[-2:])) if isinstance(value, list) else value,
 )
-def test_missing_package_is_named_with_its_extra(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str, line: list[object]
-) -> None:
+def test_missing_package_is_named_with_its_extra(cli, tmp_path, monkeypatch, package, extra, line):
     write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a"}])
     for name in ("rows.parquet", "rows.jsonl.zst"):
         (tmp_path / name).write_bytes(b"PAR1")
@@ -39,7 +34,7 @@ def test_missing_package_is_named_with_its_extra(
     assert not any(tmp_path.glob("a.*"))
 
 
-def test_row_that_needs_a_missing_package_is_an_error_row(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_that_needs_a_missing_package_is_an_error_row(cli, tmp_path, monkeypatch):
     rows = [{"prompt": "a", "params": {"regex": "b"}}, {"prompt": "a"}]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     monkeypatch.setitem(sys.modules, "llguidance", None)
@@ -51,7 +46,7 @@ def test_row_that_needs_a_missing_package_is_an_error_row(cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.deep
-def test_bench_and_jobs_import_none_of_them(tmp_path: Path) -> None:
+def test_bench_and_jobs_import_none_of_them(tmp_path):
     code = (
         "import sys; sys.modules.update(dict.fromkeys(('matplotlib', 'pyarrow', 'llguidance'))); "
         "from lookahead_cli.app import run; "

@@ -1,17 +1,15 @@
-"""Compiled kernels, kept on disk."""
-
-from __future__ import annotations
+"""Compiled kernels, kept on disk; arrays at addresses inside them: elements, rows and slices as numpy has them."""
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 
 from lookahead.native import kernels
+from lookahead.native.interpreted import Interpreted
+from lookahead.native.kernels import address_of, carray, int32_at, int64_at, kernel
 from tests.support.native import copy_of_native
 
 LIMIT = """
@@ -58,7 +56,7 @@ def fill(addresses):
     return arrays.counts.shape, arrays.shares.shape, arrays.tokens.shape, arrays.weights.shape
 
 
-def test_a_kernel_sees_the_arrays_of_a_block_as_its_layout_declares_them() -> None:
+def test_a_kernel_sees_the_arrays_of_a_block_as_its_layout_declares_them():
     block = kernels.Block(LAYOUT, columns=5, rows=2)
     assert fill(block.addresses) == ((2, 2), (6,), (3,), (2, 5))
     for number, (name, (dtype, _)) in enumerate(LAYOUT.items(), 1):
@@ -76,17 +74,11 @@ def plus_two(number):
     return plus(number, 2)
 
 
-def test_a_part_runs_within_kernels_and_alone_and_within_them_has_no_machine_code_of_its_own() -> None:
-    assert plus_two(1) == 3
-    assert plus(1, 4) == 5
-    plus.dispatcher.compile((numba.int64, numba.int64))  # where plus_two is loaded from disk, nothing has asked for it
-    compiled = plus.dispatcher.overloads[numba.int64, numba.int64]
-    assert compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name) == 0
-    (whole,) = plus_two.overloads.values()
-    assert whole.library.get_pointer_to_function(whole.fndesc.llvm_func_name) != 0
+def test_a_part_runs_within_kernels_and_alone():
+    assert (plus_two(1), plus(1, 4)) == (3, 5)
 
 
-def test_a_block_that_grows_is_seen_with_its_new_sizes() -> None:
+def test_a_block_that_grows_is_seen_with_its_new_sizes():
     block = kernels.Block(LAYOUT, columns=1, rows=1)
     block.sizes["rows"], block.counts, block.weights = 3, np.zeros((3, 2), np.int64), np.zeros((3, 1), np.float32)
     block.refresh()
@@ -94,15 +86,8 @@ def test_a_block_that_grows_is_seen_with_its_new_sizes() -> None:
     assert (block.counts == 1).all()
 
 
-def test_sizes_are_those_that_the_layout_names() -> None:
-    with pytest.raises(KeyError, match="rows"):
-        kernels.Block(LAYOUT, columns=1)
-    with pytest.raises(AssertionError, match="depth"):
-        kernels.Block(LAYOUT, columns=1, rows=1, depth=1)
-
-
 @pytest.fixture
-def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def twice_of_99(tmp_path, monkeypatch):
     """twice_of_99(at most) -> (what a new process says, True if it compiled it). Two files of kernels, one of a constant."""
     package = tmp_path / "lookahead"
     package.mkdir()
@@ -113,7 +98,7 @@ def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     asked = "from lookahead.twice import twice; print(twice(99), sum(twice.stats.cache_misses.values()))"
 
-    def ask(at_most: int) -> tuple[int, bool]:
+    def ask(at_most):
         (package / "most.py").write_text(f"AT_MOST = {at_most}")
         # Without bytecode, as of a file that changes within a second, and not in length, Python would take the old one.
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -126,7 +111,41 @@ def twice_of_99(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.deep
-def test_kernel_is_compiled_anew_when_another_file_that_it_takes_in_has_changed_and_only_then(twice_of_99) -> None:
+def test_kernel_is_compiled_anew_when_another_file_that_it_takes_in_has_changed_and_only_then(twice_of_99):
     assert twice_of_99(10) == (10_020, True)
     assert twice_of_99(10) == (10_020, False)
     assert twice_of_99(20) == (20_040, True)
+
+
+ROWS, COLUMNS, LAYERS = 3, 4, 2
+
+
+@kernel
+def elements(address, results, row, column, unsigned):
+    """Results, int64 [12], of an array int32 [layers, 3, 4] at an address."""
+    array, out = carray(int32_at(address), (LAYERS, ROWS, COLUMNS)), carray(int64_at(results), (12,))
+    sized = carray(int32_at(address), (np.int64(LAYERS), np.int64(ROWS), np.int64(COLUMNS)))  # sizes that are no constants
+    out[0], out[1], out[2] = array[1, 2, 3], array[1, row, column], sized[1, row, column]
+    out[3], out[4] = array[-1, -1, -1], sized[-2, row - ROWS, -1]
+    out[5], out[6] = array[unsigned, unsigned, unsigned], sized[0][row][column]
+    layer = sized[1]
+    out[7], out[8] = len(layer), layer.shape[1]
+    part = layer[row][1:column]
+    out[9], out[10] = len(part), part[0]
+    layer[row, column] += 1000
+    out[11] = (address_of(layer[row]) - address) // 4
+
+
+def results_of(function) -> tuple[list[int], np.ndarray]:
+    array, results = np.arange(LAYERS * ROWS * COLUMNS, dtype=np.int32), np.zeros(12, np.int64)
+    function(array.ctypes.data, results.ctypes.data, np.int64(1), np.int32(3), np.uint64(1))
+    return results.tolist(), array
+
+
+def test_elements_rows_and_slices_are_those_of_numpy():
+    compiled, array = results_of(elements)
+    assert compiled == [23, 19, 19, 23, 7, 17, 7, ROWS, COLUMNS, 2, 17, 16]
+    interpreted, other = results_of(Interpreted(elements))
+    assert interpreted == compiled
+    assert np.array_equal(array, other)
+    assert array[19] == 1019

@@ -1,19 +1,16 @@
 """Names and texts from outside, in what people see: never taken for markup, and without effect on a terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 import unicodedata
-from pathlib import Path
 
 import pytest
 from rich.text import Text
 
 from lookahead.printable import in_one_line, printable
 from lookahead_cli import render
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
 
 CROSSED = "[red]x[/blue]"  # markup that rich refuses
@@ -23,14 +20,14 @@ LINES = re.compile(r"[^\x20-\x7e\n ├└│─✓→…•─’]")  # anything
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     """A file of ids whose path, as a whole and in part, looks like markup."""
     (tmp_path / "[").mkdir()
     return write_jsonl(tmp_path / "[" / "a].jsonl", [{"ids": [1, 2, 3, n]} for n in range(4, 9)])
 
 
 @pytest.fixture
-def trie(cli: Cli, corpus: Path, tmp_path: Path) -> Path:
+def trie(cli, corpus, tmp_path):
     path = tmp_path / f"{CROSSED.replace('/', ' ')}{EFFECTS}.trie"
     source = f"{CROSSED}{EFFECTS}"
     assert cli("build-trie", corpus, "-o", path, "--vocab-size", 20, "--source", source).code == 0
@@ -42,9 +39,7 @@ def without_effects(text: str) -> str:
     return text
 
 
-def test_trie_with_a_hostile_name_and_source_is_built_inspected_pruned_and_merged(
-    cli: Cli, corpus: Path, trie: Path, tmp_path: Path
-) -> None:
+def test_trie_with_a_hostile_name_and_source_is_built_inspected_pruned_and_merged(cli, corpus, trie, tmp_path):
     held_out = write_jsonl(tmp_path / "[bold]held[/out].jsonl".replace("/", ":"), [{"ids": [1, 2, 3, 5, 1, 2, 3]}])
     plot = tmp_path / "[red].png"
     inspected = cli("inspect-trie", trie, "--query", "1 2 3", "--top", 5, "--coverage", held_out, "--verify", "--plot", plot)
@@ -62,7 +57,7 @@ def test_trie_with_a_hostile_name_and_source_is_built_inspected_pruned_and_merge
     assert (built.code, "[:b].trie" in built.out, "a].jsonl" in built.out) == (0, True, True)
 
 
-def test_rows_and_problems_of_a_file_with_a_hostile_name_are_listed(cli: Cli, tmp_path: Path) -> None:
+def test_rows_and_problems_of_a_file_with_a_hostile_name_are_listed(cli, tmp_path):
     corpus = write_jsonl(tmp_path / f"{EFFECTS} [red].jsonl", [{"ids": [1, 2, 3]}, {f"no {EFFECTS}": 1}])
     built = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 20)
     assert built.code == 0
@@ -72,7 +67,7 @@ def test_rows_and_problems_of_a_file_with_a_hostile_name_are_listed(cli: Cli, tm
     assert "\\n.jsonl" in error
 
 
-def test_generate_bench_and_replay_with_hostile_names_and_prompts(cli: Cli, corpus: Path, trie: Path, tmp_path: Path) -> None:
+def test_generate_bench_and_replay_with_hostile_names_and_prompts(cli, corpus, trie, tmp_path):
     prompts = write_jsonl(tmp_path / "[" / "p].jsonl", [{"prompt": f"{CROSSED} {EFFECTS} {PROMPTS[0]}", "id": CROSSED}])
     text = write_jsonl(tmp_path / f"[red]{EFFECTS}.jsonl", [{"text": f"{CROSSED} {PROMPTS[0]}"}])
     of_text = tmp_path / f"[t]{EFFECTS}.trie"
@@ -96,14 +91,7 @@ def test_generate_bench_and_replay_with_hostile_names_and_prompts(cli: Cli, corp
     assert f"trie:{CROSSED.replace('/', ' ')}{SHOWN}" in without_effects(alone.out)
 
 
-def test_help_shows_brackets_as_they_are_typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    for command in ("build-trie", "generate"):
-        assert "pip install 'lookahead[ray]'" in cli(command, "--help").out
-    assert "[bold]" not in cli("--help").out
-
-
-def test_every_help_text_is_shown_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_help_text_is_shown_as_it_stands(monkeypatch):
     import typer
 
     from lookahead_cli.app import app, program
@@ -115,7 +103,7 @@ def test_every_help_text_is_shown_as_it_stands(monkeypatch: pytest.MonkeyPatch) 
                 assert Text.from_markup(shown.help, emoji=False).plain == written.help
 
 
-def test_console_prints_strings_cells_and_names_of_columns_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_prints_strings_cells_and_names_of_columns_as_they_are(capsys):
     text = f"{CROSSED} :warning: [link=x]"
     render.out.print(text)
     render.err.print(text)
@@ -128,7 +116,7 @@ def test_console_prints_strings_cells_and_names_of_columns_as_they_are(capsys: p
     assert captured.err.count(text) == 4
 
 
-def test_characters_with_effects_are_escaped_and_others_are_not() -> None:
+def test_characters_with_effects_are_escaped_and_others_are_not():
     assert printable("tab\t, bell\a, ü, 漢\n") == "tab\\t, bell\\x07, ü, 漢\n"
     assert in_one_line("a\nb\u2028c\udcff") == "a\\nb\\u2028c\\udcff"
     assert printable("ü漢", "latin-1") == "ü\\u6f22"

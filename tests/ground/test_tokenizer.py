@@ -1,14 +1,11 @@
 """Tokenizers come out the same however they are loaded."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import logging
 import shutil
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,7 @@ from lookahead_cli.demo import samples_folder
 
 
 @pytest.mark.parametrize("which", ["demo", "trained"])
-def test_tokenizer_loaded_without_torch_is_the_one_that_auto_tokenizer_gives(which: str, tokenizer_folder: Path) -> None:
+def test_tokenizer_loaded_without_torch_is_the_one_that_auto_tokenizer_gives(which, tokenizer_folder):
     from transformers import AutoTokenizer
 
     folder = str(samples_folder() / "demo-model" if which == "demo" else tokenizer_folder)
@@ -30,7 +27,7 @@ def test_tokenizer_loaded_without_torch_is_the_one_that_auto_tokenizer_gives(whi
     assert (ours.eos_token_id, ours.chat_template) == (theirs.eos_token_id, theirs.chat_template)
 
 
-def test_copied_tokenizer_has_the_same_fingerprint(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_copied_tokenizer_has_the_same_fingerprint(tokenizer_folder, tmp_path):
     shutil.copytree(tokenizer_folder, tmp_path / "copy")
     copied = identity(load_tokenizer(str(tmp_path / "copy")), "copy")
     assert copied.fingerprint == identity(load_tokenizer(str(tokenizer_folder)), "x").fingerprint
@@ -45,7 +42,7 @@ TIMED = [
 
 
 @pytest.mark.parametrize("template", TIMED)
-def test_chat_template_writes_the_time_that_it_is_given_and_else_what_transformers_gives(template: str) -> None:
+def test_chat_template_writes_the_time_that_it_is_given_and_else_what_transformers_gives(template):
     tokenizer, chat = load_tokenizer(str(samples_folder() / "demo-model")), [{"role": "user", "content": "Hi"}]
     tokenizer.chat_template = template
     now = datetime.datetime.now()
@@ -56,11 +53,11 @@ def test_chat_template_writes_the_time_that_it_is_given_and_else_what_transforme
     assert "99" in chat_text(tokenizer, chat, then) or "365" in chat_text(tokenizer, chat, then) or template == TIMED[-1]
 
 
-def test_log_level_of_the_hub_client_is_as_before_once_two_threads_have_kept_it_quiet() -> None:
+def test_log_level_of_the_hub_client_is_as_before_once_two_threads_have_kept_it_quiet():
     hub, first_is_in, second_is_in = logging.getLogger("huggingface_hub"), threading.Event(), threading.Event()
     before = hub.level
 
-    def second() -> None:
+    def second():
         first_is_in.wait()
         with quiet_hub():
             second_is_in.set()
@@ -91,7 +88,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("generic", [True, False])
 @pytest.mark.parametrize("names", [["truncation"], ["padding"], ["truncation", "padding"]])
-def test_limits_in_tokenizer_json_cut_and_pad_no_text(tokenizer_folder: Path, names: list[str], generic: bool, tmp_path: Path):
+def test_limits_in_tokenizer_json_cut_and_pad_no_text(tokenizer_folder, names, generic, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tokenizer_folder, folder)
     fields = json.loads((folder / "tokenizer.json").read_text()) | {name: LIMITS[name] for name in names}
@@ -104,7 +101,7 @@ def test_limits_in_tokenizer_json_cut_and_pad_no_text(tokenizer_folder: Path, na
     assert loaded.backend_tokenizer.encode(text).ids == plain.backend_tokenizer.encode(text).ids
 
 
-def test_corpus_is_read_whole_by_a_tokenizer_that_was_limited_before(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_corpus_is_read_whole_by_a_tokenizer_that_was_limited_before(tokenizer_folder, tmp_path):
     from transformers import AutoTokenizer
 
     limited, file = AutoTokenizer.from_pretrained(tokenizer_folder, pad_token="<eos>"), tmp_path / "a.txt"

@@ -3,8 +3,6 @@
 Truth is `generate` itself with the same arguments. Scores agree within 1e-4 in float32.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -167,8 +165,6 @@ class Recording(BaseStreamer):
 
 
 # ---- ids and scores
-
-
 @pytest.mark.parametrize(
     ("architecture", "rows"),
     [
@@ -298,8 +294,6 @@ def test_other_settings_of_generate(llama, setting):
 
 
 # ---- where rows end
-
-
 def ends(model, prompts=PROMPTS, at=(3, 8, 12)):
     """Tokens with which rows end at different places, found in what they say."""
     said = [plainly(model, prompt, NEW_TOKENS) for prompt in prompts]
@@ -392,8 +386,6 @@ def test_text_beyond_its_positions_goes_on_where_the_model_does(llama):
 
 
 # ---- streamers
-
-
 @pytest.mark.parametrize(("ended_by", "rows"), [("tokens", 1), ("criterion", 4), *deep([("tokens", 4), ("criterion", 1)])])
 def test_streamer_gets_prompt_and_tokens_in_the_order_and_shape_of_generate(llama, rows, ended_by):
     model = copy.deepcopy(llama)
@@ -440,8 +432,6 @@ def test_text_streamer_in_another_thread(llama, tokenizer):
 
 
 # ---- models: what is kept of them, and those that cannot be helped
-
-
 def test_model_is_probed_once_and_again_when_it_changed(llama, monkeypatch):
     probes, model = [], copy.deepcopy(llama)
     monkeypatch.setattr(hf, "probed", lambda model, name, probed=hf.probed: probes.append(name) or probed(model, name))
@@ -504,8 +494,6 @@ def test_model_that_decodes_plainly_streams_too(tiny_model, device):
 
 
 # ---- refusals
-
-
 def refused(model, **wishes):
     with pytest.raises(LookaheadError) as error:
         model.generate(
@@ -570,8 +558,6 @@ def test_processor_that_fails_fails_the_call_and_the_next_one_works(llama):
 
 
 # ---- wrappers
-
-
 @pytest.mark.parametrize(
     "adapter",
     [

@@ -1,7 +1,6 @@
 """Prompts made of fields, fields that answers keep, the first rows only, and checking rows without a model's weights."""
 
-from __future__ import annotations
-
+import datetime
 import json
 import shutil
 from pathlib import Path
@@ -32,9 +31,7 @@ def read(row: dict[str, Any], **options: Any) -> Request:
 
 
 # ---- prompts
-
-
-def test_prompt_is_the_text_of_the_named_field() -> None:
+def test_prompt_is_the_text_of_the_named_field():
     request = read({"id": 7, "question": "Q?", "prompt": "not this", "params": {"n": 2}}, prompt_field="question")
     assert (request.id, request.prompt, request.n) == (7, "Q?", 2)
     for row, saying in (
@@ -46,7 +43,7 @@ def test_prompt_is_the_text_of_the_named_field() -> None:
     assert read({"question": ""}, prompt_field="question").problem == '"prompt" is empty'
 
 
-def test_template_makes_the_prompt_of_the_fields_of_a_row() -> None:
+def test_template_makes_the_prompt_of_the_fields_of_a_row():
     text = "{{ context }} {% for part in parts %}[{{ part.name|upper }}]{% endfor %} {{ row['odd name'] }}"
     request = read({"context": "C", "parts": [{"name": "a"}, {"name": "b"}], "odd name": "x", "id": 3}, template=text)
     assert (request.prompt, request.id) == ("C [A][B] x", 3)
@@ -67,12 +64,12 @@ def test_template_makes_the_prompt_of_the_fields_of_a_row() -> None:
         ("{{ a }}", {"a": ""}, '"prompt" is empty'),
     ],
 )
-def test_template_that_a_row_cannot_fill_makes_an_error_row_that_says_why(text: str, row: dict[str, Any], saying: str) -> None:
+def test_template_that_a_row_cannot_fill_makes_an_error_row_that_says_why(text, row, saying):
     assert saying in read(row, template=text).problem
     assert "\n" not in read(row, template=text).problem
 
 
-def test_template_may_be_a_file_or_text_and_must_use_a_field(tmp_path: Path) -> None:
+def test_template_may_be_a_file_or_text_and_must_use_a_field(tmp_path):
     (tmp_path / "t.j2").write_bytes("\ufeffQ: {{ question }}\n".encode())
     assert template_of(str(tmp_path / "t.j2")) == "Q: {{ question }}\n"
     assert template_of("A {{ b }}" * 1000) == "A {{ b }}" * 1000  # longer than a path can be
@@ -86,7 +83,7 @@ def test_template_may_be_a_file_or_text_and_must_use_a_field(tmp_path: Path) -> 
         RowFields(prompt_field="a", template="{{ a }}")
 
 
-def test_job_by_template_answers_as_rows_with_those_prompts(cli: Cli, tmp_path: Path) -> None:
+def test_job_by_template_answers_as_rows_with_those_prompts(cli, tmp_path):
     source, out = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     (tmp_path / "t.j2").write_text("{{ context }}: {{ question }}")
     plain = write_jsonl(tmp_path / "plain.jsonl", [{"id": row["id"], "prompt": f"C: {row['question']}"} for row in ROWS])
@@ -107,9 +104,7 @@ def test_job_by_template_answers_as_rows_with_those_prompts(cli: Cli, tmp_path: 
 
 
 # ---- kept fields
-
-
-def test_output_rows_keep_the_fields_that_are_asked_for(cli: Cli, tmp_path: Path) -> None:
+def test_output_rows_keep_the_fields_that_are_asked_for(cli, tmp_path):
     source, out = write_jsonl(tmp_path / "in.jsonl", [*ROWS, {"id": "bad", "topic": 5}]), tmp_path / "out.jsonl"
     by = ("--prompt-field", "question")
     assert generate(cli, source, out, *by, "--keep-fields", "id,topic,missing") == 3
@@ -122,33 +117,33 @@ def test_output_rows_keep_the_fields_that_are_asked_for(cli: Cli, tmp_path: Path
     assert [{name: row.get(name) for name in ROWS[0]} for row in rows_of(tmp_path / "all.jsonl")[:3]] == ROWS
 
 
-def test_kept_fields_stand_in_columns_of_parquet(cli: Cli, tmp_path: Path) -> None:
-    rows = [
-        {"prompt": PROMPTS[0], "topic": "a", "n": 1, "mixed": 1, "tags": ["x"], "nested": {"a": 1}, "o": {"p": {}}, "no": None},
-        {"prompt": PROMPTS[1], "topic": None, "n": 2.5, "mixed": "text", "tags": [], "nested": {"b": "c"}, "o": {}, "no": None},
-    ]
+def test_kept_fields_stand_in_columns_of_parquet(cli, tmp_path):
+    columns = {  # values of two rows, and what the table holds
+        "topic": (["a", None], ["a", None]),
+        "n": ([1, 2.5], [1.0, 2.5]),
+        "mixed": ([1, "text"], ["1", "text"]),
+        "o": ([{"p": {}}, {}], ['{"p": {}}', "{}"]),
+        "no": ([None, None], [None, None]),
+        "tags": ([["x"], []], [["x"], []]),
+        "nested": ([{"a": 1}, {"b": "c"}], [{"a": 1, "b": None}, {"a": None, "b": "c"}]),
+    }
+    rows = [{"prompt": PROMPTS[n], **{name: values[n] for name, (values, _) in columns.items()}} for n in range(2)]
     source, out = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
-    assert generate(cli, source, out, "--keep-fields", "topic,n,mixed,tags,nested,o,no") == 0
+    assert generate(cli, source, out, "--keep-fields", ",".join(columns)) == 0
     table = pyarrow.parquet.read_table(out).to_pylist()
-    assert [row["topic"] for row in table] == ["a", None]
-    assert [row["n"] for row in table] == [1.0, 2.5]
-    assert [row["mixed"] for row in table] == ["1", "text"]
-    assert [row["o"] for row in table] == ['{"p": {}}', "{}"]
-    assert [row["no"] for row in table] == [None, None]
-    assert [row["tags"] for row in table] == [["x"], []]
-    assert [row["nested"] for row in table] == [{"a": 1, "b": None}, {"a": None, "b": "c"}]
+    assert {name: [row[name] for row in table] for name in columns} == {name: kept for name, (_, kept) in columns.items()}
 
 
-def test_fields_of_parquet_rows_are_kept_as_json_has_them(tmp_path: Path) -> None:
-    import datetime
-
-    table = pyarrow.table({"prompt": ["a"], "day": [datetime.date(2024, 5, 1)], "score": [float("nan")]})
+def test_fields_of_parquet_rows_are_kept_as_json_has_them(tmp_path):
+    times = pyarrow.array([1700000000123456789], pyarrow.timestamp("ns"))
+    days = [datetime.date(2024, 5, 1)]
+    table = pyarrow.table({"prompt": ["a"], "day": days, "score": [float("nan")], "at": times})
     pyarrow.parquet.write_table(table, tmp_path / "in.parquet")
-    (request,) = read_requests(str(tmp_path / "in.parquet"), fields=RowFields(keep=("day", "score")))
-    assert request.kept == {"day": "2024-05-01", "score": None}
+    (request,) = read_requests(str(tmp_path / "in.parquet"), fields=RowFields(keep=("day", "score", "at")))
+    assert request.kept == {"day": "2024-05-01", "score": None, "at": "2023-11-14 22:13:20.123456789"}
 
 
-def test_names_of_output_rows_cannot_be_kept(cli: Cli, tmp_path: Path) -> None:
+def test_names_of_output_rows_cannot_be_kept(cli, tmp_path):
     for names in ("text", "topic,error", "seconds"):
         with pytest.raises(UsageError, match="with another meaning"):
             RowFields(keep=keep_of(names))
@@ -169,9 +164,7 @@ def test_names_of_output_rows_cannot_be_kept(cli: Cli, tmp_path: Path) -> None:
 
 
 # ---- forms of files
-
-
-def test_csv_and_arrays_give_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None:
+def test_csv_and_arrays_give_the_rows_of_jsonl(cli, tmp_path):
     rows = [{"id": "a", "prompt": 'one, "two"\nthree'}, {"id": "b", "prompt": PROMPTS[0]}]
     lines = write_jsonl(tmp_path / "in.jsonl", rows)
     (tmp_path / "in.csv").write_text('id,prompt\r\na,"one, ""two""\nthree"\r\nb,"' + PROMPTS[0] + '"\r\n', newline="")
@@ -184,7 +177,7 @@ def test_csv_and_arrays_give_the_rows_of_jsonl(cli: Cli, tmp_path: Path) -> None
         assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "lines.out")
 
 
-def test_first_rows_only_and_later_more_of_them(cli: Cli, tmp_path: Path) -> None:
+def test_first_rows_only_and_later_more_of_them(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": prompt} for prompt in PROMPTS[:5]])
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     assert generate(cli, source, whole) == 0
@@ -196,15 +189,13 @@ def test_first_rows_only_and_later_more_of_them(cli: Cli, tmp_path: Path) -> Non
 
 
 # ---- dry runs
-
-
 def bare_model(folder: Path) -> Path:
     """The demo model without its weights."""
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     return folder
 
 
-def test_dry_run_lists_what_cannot_be_answered_and_needs_no_weights(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_lists_what_cannot_be_answered_and_needs_no_weights(cli, tmp_path):
     model = bare_model(tmp_path / "model")
     bad = [
         ({"prompt": ""}, '"prompt" is empty'),

@@ -1,7 +1,5 @@
 """Two jobs with one output: one of them writes, the other ends with one line, and no row is lost; by whatever names."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -9,9 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +18,7 @@ from lookahead.job.lock import JobFiles, OutputLock, is_at
 from lookahead.job.manifest import Manifest
 from lookahead.job.progress import JobTotals
 from lookahead.job.run import files_of
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, questions, rows_of
 from tests.support.loading import refuse_to_load
@@ -31,7 +27,7 @@ pytest.importorskip("fcntl")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> JobFiles:
+def files(tmp_path):
     return JobFiles(tmp_path / "out.jsonl")
 
 
@@ -48,7 +44,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def running(files: JobFiles) -> Iterator[Journal]:
+def running(files):
     """A job that has written two rows, and goes on."""
     with OutputLock(files) as lock, Journal(lock, Done(), manifest()) as journal:
         for number in range(2):
@@ -59,7 +55,7 @@ def running(files: JobFiles) -> Iterator[Journal]:
 BUSY = "another process is writing it"
 
 
-def test_lock_that_was_not_used_leaves_nothing(files: JobFiles, tmp_path: Path) -> None:
+def test_lock_that_was_not_used_leaves_nothing(files, tmp_path):
     with OutputLock(files):
         assert names(tmp_path) == ["out.jsonl.journal"]
         for options in ({}, {"resume": True}, {"overwrite": True}):
@@ -74,7 +70,7 @@ def test_lock_that_was_not_used_leaves_nothing(files: JobFiles, tmp_path: Path) 
     assert names(tmp_path) == ["out.jsonl"]
 
 
-def test_job_that_starts_beside_a_running_one_changes_nothing(running: Journal, tmp_path: Path) -> None:
+def test_job_that_starts_beside_a_running_one_changes_nothing(running, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for options in ({}, {"resume": True}, {"overwrite": True}):
         with pytest.raises(LookaheadError, match=BUSY):
@@ -85,21 +81,27 @@ def test_job_that_starts_beside_a_running_one_changes_nothing(running: Journal, 
     assert [each["id"] for each in rows_of(running.files.out)] == [0, 1, 2]
 
 
-def test_one_output_by_several_names_is_one_output(running: Journal, tmp_path: Path) -> None:
+def test_job_that_read_the_output_before_another_wrote_it_is_refused(files):
+    with OutputLock(files) as lock, Journal(lock, Done(), manifest()) as journal:
+        journal.write(row(0))
+    with OutputLock(files, resume=True) as lock, pytest.raises(LookaheadError, match="has written it meanwhile"):
+        Journal(lock, Done(), manifest())
+
+
+def test_one_output_by_several_names_is_one_output(running, tmp_path):
     out = running.files.out
     (tmp_path / "soft").symlink_to("out.jsonl")
     (tmp_path / "way").symlink_to(".")
     os.link(out, tmp_path / "hard")
     for name in ("soft", "way/out.jsonl", "hard"):
         files = files_of(str(tmp_path / name), False, False, True)
-        assert files is not None
         with pytest.raises(LookaheadError, match=BUSY):
             OutputLock(files, overwrite=True)
     assert not (tmp_path / "hard.journal").exists()
     assert len(rows_of(out)) == 2
 
 
-def test_overwriting_one_of_two_hard_links_keeps_the_other(files: JobFiles, tmp_path: Path) -> None:
+def test_overwriting_one_of_two_hard_links_keeps_the_other(files, tmp_path):
     files.out.write_text("old")
     os.link(files.out, tmp_path / "kept")
     with OutputLock(files, overwrite=True) as lock:
@@ -110,10 +112,10 @@ def test_overwriting_one_of_two_hard_links_keeps_the_other(files: JobFiles, tmp_
     assert rows_of(files.out) == [{"id": 0}]
 
 
-def test_output_that_cannot_be_removed_is_one_error(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_cannot_be_removed_is_one_error(files, monkeypatch):
     files.out.write_text("old")
 
-    def busy(path: Path, missing_ok: bool = False) -> None:
+    def busy(path, missing_ok=False):
         if path == files.out:
             raise OSError(errno.EBUSY, "Device or resource busy")
 
@@ -123,13 +125,13 @@ def test_output_that_cannot_be_removed_is_one_error(files: JobFiles, monkeypatch
     assert files.out.read_text() == "old"
 
 
-def test_exactly_one_of_many_that_start_at_once_holds_the_lock(files: JobFiles) -> None:
+def test_exactly_one_of_many_that_start_at_once_holds_the_lock(files):
     """Those that give the lock back unused remove the file that others are about to lock."""
     inside, most, held = 0, 0, 0
-    refusals: set[str] = set()
+    refusals = set()
     counting = threading.Lock()
 
-    def contend() -> None:
+    def contend():
         nonlocal inside, most, held
         for _ in range(200):
             try:
@@ -154,10 +156,10 @@ def test_exactly_one_of_many_that_start_at_once_holds_the_lock(files: JobFiles) 
     assert not files.journal.exists()
 
 
-def test_output_that_appears_while_the_lock_is_taken_is_seen_under_it(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_appears_while_the_lock_is_taken_is_seen_under_it(files, monkeypatch):
     open_journal = OutputLock._open_journal
 
-    def while_another_job_ends(lock: OutputLock) -> Any:
+    def while_another_job_ends(lock):
         files.out.write_text('{"id": 1}\n')
         return open_journal(lock)
 
@@ -170,12 +172,10 @@ def test_output_that_appears_while_the_lock_is_taken_is_seen_under_it(files: Job
 @pytest.mark.parametrize("which", ["rows", "journal"])
 @pytest.mark.parametrize("how", ["moved", "replaced"])
 @pytest.mark.parametrize("when", ["save", "finish"])
-def test_file_that_was_moved_or_replaced_ends_the_job_with_one_line(
-    files: JobFiles, tmp_path: Path, which: str, how: str, when: str
-) -> None:
+def test_file_that_was_moved_or_replaced_ends_the_job_with_one_line(files, tmp_path, which, how, when):
     path = getattr(files, which)
 
-    def job() -> None:
+    def job():
         with OutputLock(files) as lock, Journal(lock, Done(), manifest()) as journal:
             journal.write(row(0))
             path.rename(tmp_path / "elsewhere")
@@ -194,7 +194,7 @@ def test_file_that_was_moved_or_replaced_ends_the_job_with_one_line(
     assert json.loads(files.manifest.read_text())["state"] == ("running" if which == "journal" else "failed")
 
 
-def test_job_whose_files_another_one_has_taken_does_not_write_its_manifest(files: JobFiles) -> None:
+def test_job_whose_files_another_one_has_taken_does_not_write_its_manifest(files):
     with OutputLock(files) as lock, Journal(lock, Done(), manifest()):
         for path in (files.out, files.journal, files.manifest):
             path.unlink()
@@ -206,10 +206,10 @@ def test_job_whose_files_another_one_has_taken_does_not_write_its_manifest(files
     assert rows_of(files.out) == [{"id": 7}]
 
 
-def test_file_system_without_locks_is_written_as_before(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_written_as_before(files, monkeypatch):
     import fcntl
 
-    def no_locks(*_: object) -> None:
+    def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
@@ -221,9 +221,7 @@ def test_file_system_without_locks_is_written_as_before(files: JobFiles, monkeyp
 
 
 # ---- as typed
-
-
-def test_job_through_a_link_writes_beside_its_target_and_the_link_stays(cli: Cli, tmp_path: Path) -> None:
+def test_job_through_a_link_writes_beside_its_target_and_the_link_stays(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(3))
     (tmp_path / "store").mkdir()
     for name in ("out.jsonl", "out.parquet"):
@@ -239,7 +237,7 @@ def test_job_through_a_link_writes_beside_its_target_and_the_link_stays(cli: Cli
         (tmp_path / "store").mkdir()
 
 
-def test_second_job_is_refused_before_a_model_is_loaded(cli: Cli, files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_job_is_refused_before_a_model_is_loaded(cli, files, monkeypatch):
     refuse_to_load(monkeypatch)
     source = write_jsonl(files.out.with_name("in.jsonl"), questions(1))
     for out in (files.out, files.out.with_name("out.parquet")):
@@ -250,21 +248,19 @@ def test_second_job_is_refused_before_a_model_is_loaded(cli: Cli, files: JobFile
 
 
 # ---- full disks
-
-
-def test_manifest_says_failed_although_the_disk_is_full(files: JobFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_says_failed_although_the_disk_is_full(files, monkeypatch):
     """A disk that is full until what was kept for the manifest is given back."""
     room = True
     write = journals.Manifest.write
 
-    def on_this_disk(self: Manifest, path: Path, totals: JobTotals) -> None:
-        if not room and not journal._reserve.closed:  # type: ignore[union-attr]
+    def on_this_disk(self, path, totals):
+        if not room and not journal._reserve.closed:
             raise LookaheadError("No space left on device")
         write(self, path, totals)
 
     monkeypatch.setattr(journals.Manifest, "write", on_this_disk)
 
-    def fill_the_disk() -> None:
+    def fill_the_disk():
         nonlocal room
         journal.write(row(0))
         room = False
@@ -286,7 +282,7 @@ def may_mount(disk: Path, size: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", *deep(["out.parquet"])])
-def test_job_on_a_disk_that_fills_up_says_failed_and_goes_on_when_there_is_room(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_job_on_a_disk_that_fills_up_says_failed_and_goes_on_when_there_is_room(cli, tmp_path, name):
     disk = tmp_path / "disk"
     if not may_mount(disk, "384k"):
         pytest.skip("may not mount a small disk")
@@ -311,11 +307,11 @@ def test_job_on_a_disk_that_fills_up_says_failed_and_goes_on_when_there_is_room(
         subprocess.run(["umount", disk], check=True)
 
 
-def test_disk_that_does_not_say_whose_the_journal_is_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_does_not_say_whose_the_journal_is_fails_the_job(tmp_path, monkeypatch):
     path = tmp_path / "out.jsonl.journal"
     path.touch()
 
-    def broken(_: object) -> None:
+    def broken(_):
         raise OSError(errno.EIO, "Input/output error")
 
     with path.open("rb", buffering=0) as file:

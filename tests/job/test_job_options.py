@@ -1,11 +1,8 @@
 """What a job says of itself: manifest, progress, metrics; and its options in a file."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,14 +10,14 @@ import yaml
 from lookahead import JobSpec
 from lookahead.budget.speedup import Speedup
 from lookahead.errors import UsageError
-from lookahead.job.progress import JobProgress, JobTotals, metrics_text
+from lookahead.job.progress import JobProgress, JobTotals, labels_of, metrics_text
 from lookahead_cli.job_schema import SCHEMA, job_schema
 from lookahead_cli.progress import duration, line
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of
 
 
-def test_manifest_says_what_the_job_was_run_with(cli: Cli, tmp_path: Path) -> None:
+def test_manifest_says_what_the_job_was_run_with(cli, tmp_path):
     corpus, source = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}]), write_jsonl(tmp_path / "in.jsonl", questions(2))
     cli("build-trie", corpus, "-o", tmp_path / "c.trie", "--tokenizer", MODEL)
     out = tmp_path / "out.jsonl"
@@ -38,7 +35,7 @@ def test_manifest_says_what_the_job_was_run_with(cli: Cli, tmp_path: Path) -> No
     assert manifest["counts"]["tokens"] == sum(row["completion_tokens"] for row in rows_of(out))
 
 
-def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> None:
+def test_printed_config_runs_the_same_job_again(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     job = ("--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
     job += ("--stop", ".", "--stop", "x")
@@ -54,7 +51,7 @@ def test_printed_config_runs_the_same_job_again(cli: Cli, tmp_path: Path) -> Non
     assert len(rows_of(tmp_path / "out.jsonl")) == 2
 
 
-def test_texts_in_yaml_stay_as_they_are_written(cli: Cli, tmp_path: Path) -> None:
+def test_texts_in_yaml_stay_as_they_are_written(cli, tmp_path):
     written = ["yes", "no", "on", "1.50", "012", "1_000", "0x1F", "1e3", "2001-01-01", "1:30", ".inf", "true"]
     config = tmp_path / "job.yaml"
     config.write_text(
@@ -79,9 +76,7 @@ def test_texts_in_yaml_stay_as_they_are_written(cli: Cli, tmp_path: Path) -> Non
         ("chat: maybe", "Invalid value for '--chat'"),
     ],
 )
-def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(
-    cli: Cli, tmp_path: Path, text: str, problem: str
-) -> None:
+def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(cli, tmp_path, text, problem):
     (tmp_path / "job.yaml").write_text(f"model: {MODEL}\n{text}\n")
     cli.fails(2, "generate", "--config", tmp_path / "job.yaml", "--print-config", saying=[problem])
 
@@ -97,18 +92,18 @@ def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(
         ("generate", "--logit-bias", "1" * 5000 + "=1"),
     ],
 )
-def test_number_beyond_63_bits_is_a_usage_error_that_names_the_option(cli: Cli, options: tuple[Any, ...]) -> None:
+def test_number_beyond_63_bits_is_a_usage_error_that_names_the_option(cli, options):
     job = ("--model", "m", "--input", "x") if options[0] == "generate" else ()
     cli.fails(2, *options, *job, saying=[options[-2]])
 
 
-def test_number_of_a_spec_beyond_63_bits_is_refused() -> None:
+def test_number_of_a_spec_beyond_63_bits_is_refused():
     for wrong in ({"limit": 10**25}, {"temperature": 10**400}, {"stop_token_ids": [10**25]}):
         with pytest.raises(UsageError, match="below 2"):
             JobSpec.of(model="m", input="x", **wrong)
 
 
-def test_shipped_schema_is_that_of_the_options() -> None:
+def test_shipped_schema_is_that_of_the_options():
     """Else: python -m lookahead_cli.job_schema"""
     schema = json.loads(SCHEMA.read_text("utf-8"))
     assert schema == job_schema()
@@ -121,7 +116,7 @@ def test_shipped_schema_is_that_of_the_options() -> None:
     assert schema["properties"]["trie"]["type"] == ["string", "number", "array", "null"]
 
 
-def test_no_learn_drafts_nothing_from_earlier_answers(cli: Cli, tmp_path: Path) -> None:
+def test_no_learn_drafts_nothing_from_earlier_answers(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}] * 2)
     job = ("generate", "--model", MODEL, "--input", source, "--batch-size", 1, "--strategy", "hierarchical")
     drafting = (*job, "--decoding-length", 16, "--max-new-tokens", 40)
@@ -132,16 +127,13 @@ def test_no_learn_drafts_nothing_from_earlier_answers(cli: Cli, tmp_path: Path) 
     cli.fails(2, *job, "--no-learn", "--session-tokens", 9, saying=["--no-learn", "--session-tokens"])
 
 
-METRIC = re.compile(r'lookahead_[a-z_]+\{job="[^"]*",model="[^"]*"(,source="[^"]*")?\} -?[0-9.e+-]+')
-
-
-def test_metrics_file_is_in_the_prometheus_text_format(cli: Cli, tmp_path: Path) -> None:
+def test_metrics_file_is_in_the_prometheus_text_format(cli, tmp_path):
     source, file = write_jsonl(tmp_path / "in.jsonl", [*questions(3), {}]), tmp_path / "job.prom"
     out = ("-o", tmp_path / "out.jsonl", "--quiet", "--metrics", file)
     assert cli("generate", "--model", MODEL, "--input", source, *out, "--max-new-tokens", 90).code == 3
     lines = file.read_text().splitlines()
     values = {line.split("{")[0]: line.rsplit(" ", 1)[1] for line in lines if not line.startswith("#")}
-    assert all(METRIC.fullmatch(line) for line in lines if not line.startswith("#"))
+    assert all(SAMPLE.fullmatch(line) for line in lines if not line.startswith("#"))
     assert float(values["lookahead_rows_total"]) == float(values["lookahead_rows_expected"]) == 4
     assert float(values["lookahead_rows_failed_total"]) == 1
     assert float(values["lookahead_completion_tokens_total"]) == sum(
@@ -153,24 +145,20 @@ def test_metrics_file_is_in_the_prometheus_text_format(cli: Cli, tmp_path: Path)
     assert len(helped) == len(set(helped)) == sum(line.startswith("# TYPE") for line in lines)
 
 
-def test_names_of_sources_are_escaped_in_metrics() -> None:
-    totals = JobTotals()
-    totals.accepted_by_source['trie:"a"\\b'] = 3
-    assert r'{source="trie:\"a\"\\b"} 3' in metrics_text(totals, {"seconds_left": None})
-
-
-def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("lookahead.job.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
     totals = JobTotals(rows=10, tokens=100, first_tokens=10, steps=45)
     progress = JobProgress(totals, lambda: 1000, lambda: Speedup(10.0, 15.2, 0.4))
     totals.merge(JobTotals(rows=10, errors=1, tokens=100, first_tokens=10, steps=45))
-    progress.began -= 10
+    now[0] = 10
     line(progress)
     stamp, _, said = " ".join(capsys.readouterr().err.split()).partition(" ")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", stamp)
     assert said == "20 of 1,000 rows, 10 tokens/s, EDL 2.00, 1.5x plain, 1 failed, 16 min 20 s left"
 
 
-def test_progress_acts_when_its_time_has_come_and_not_before() -> None:
+def test_progress_acts_when_its_time_has_come_and_not_before():
     progress, done = JobProgress(JobTotals(), lambda: None, lambda: None), []
     progress.every(1000, lambda: done.append("late"))
     progress.every(0, lambda: done.append("now"))
@@ -180,9 +168,10 @@ def test_progress_acts_when_its_time_has_come_and_not_before() -> None:
     assert progress.seconds_left is None
 
 
-def test_summary_of_a_job_is_a_table_on_stderr(cli: Cli, tmp_path: Path) -> None:
+def test_summary_of_a_job_is_a_table_on_stderr(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 20)
+    job += ("--strategy", "hierarchical", "--decoding-length", 8)  # drafts whatever forwards cost
     result = cli(*job)
     assert result.out == ""
     names = [line.split()[0] for line in result.err.splitlines() if line.strip()]
@@ -191,5 +180,52 @@ def test_summary_of_a_job_is_a_table_on_stderr(cli: Cli, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(2.54, "2.5 s"), (65, "1 min 5 s"), (3725, "1 h 2 min")])
-def test_durations_are_told_in_fitting_units(seconds: float, text: str) -> None:
+def test_durations_are_told_in_fitting_units(seconds, text):
     assert duration(seconds) == text
+
+
+# ---- metrics
+
+
+SAMPLE = re.compile(r'lookahead_[a-z_]+\{[a-z_]+="(?:[^"\\\n]|\\["\\n])*"(?:,[a-z_]+="(?:[^"\\\n]|\\["\\n])*")*\} -?[0-9.e+-]+')
+
+
+def samples(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_two_jobs_in_one_folder_have_no_sample_in_common(cli, tmp_path):
+    source, found = write_jsonl(tmp_path / "in.jsonl", questions(2)), []
+    for name in ("a", "b"):
+        job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / f"{name}.jsonl", "--max-new-tokens", 4)
+        ran = cli(*job, "--metrics", tmp_path / f"{name}.prom", "--metrics-label", 'team=a "b"\\c', "--quiet")
+        assert ran.code == 0, ran.err
+        text = (tmp_path / f"{name}.prom").read_text()
+        for sample in samples(text):
+            assert SAMPLE.fullmatch(sample)
+            assert f'job="{tmp_path}/{name}.jsonl",model="{MODEL}",team="a \\"b\\"\\\\c"' in sample
+        found.append({line.rsplit(" ", 1)[0] for line in samples(text)})
+        found.append({line for line in text.splitlines() if line.startswith("# ") and "speedup" not in line})
+    assert not found[0] & found[2]
+    assert found[1] == found[3]  # help and types are the same in both
+
+
+def test_labels_are_checked_and_those_given_win():
+    assert labels_of(["job=nightly", "a=b=c"], "out", "m") == {"job": "nightly", "model": "m", "a": "b=c"}
+    for pairs in (["a"], ["=b"], ["1a=b"], ["__a=b"], ["a-b=c"], ["ä=b"], ["a\n=b"], ["source=x"], ["a=1", "a=2"]):
+        with pytest.raises(UsageError, match="--metrics-label"):
+            labels_of(pairs, "out", "m")
+
+
+def test_any_text_can_be_a_label():
+    totals = JobTotals()
+    totals.accepted_by_source['trie:"\udcff\\\n'] = 1
+    text = metrics_text(totals, {}, {"job": 'a"\n\\', "model": "\udcff"})
+    assert text.encode()
+    assert all(SAMPLE.fullmatch(line) for line in samples(text))
+    assert sum(r'source="trie:\"?\\\n"' in line for line in samples(text)) == 1
+
+
+def test_labels_without_metrics_are_refused(cli, tmp_path):
+    job = ("generate", "--model", MODEL, "--input", "in.jsonl", "-o", tmp_path / "out.jsonl")
+    cli.fails(2, *job, "--metrics-label", "a=b", saying=["--metrics-label", "--metrics FILE"])

@@ -1,7 +1,5 @@
 """A job is a value: its options, what they declare, and the front door that runs it from Python as from the command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from lookahead.job.spec import OPTIONS, PANELS
 from lookahead.options import OptionGroup, declared, kinds
 from lookahead_cli.app import program
 from lookahead_cli.job_schema import job_schema
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, questions, rows_of, steady
 
 
@@ -46,9 +44,7 @@ def another(name: str) -> Any:
 
 
 # ---- declarations ----
-
-
-def test_a_field_that_is_no_option_is_refused() -> None:
+def test_a_field_that_is_no_option_is_refused():
     @dataclasses.dataclass(frozen=True)
     class Undeclared(OptionGroup):
         colour: str = "red"
@@ -59,7 +55,7 @@ def test_a_field_that_is_no_option_is_refused() -> None:
     assert all(isinstance(kind.CHANGES_ANSWERS, bool) for _, kind in PANELS.values())
 
 
-def test_panels_of_help_keys_of_the_schema_and_options_of_a_job_are_the_same() -> None:
+def test_panels_of_help_keys_of_the_schema_and_options_of_a_job_are_the_same():
     parameters = {each.name: each for each in program().commands["generate"].params}
     assert parameters.keys() - OPTIONS.keys() == {"config", "print_config"}
     assert OPTIONS.keys() <= parameters.keys()
@@ -69,16 +65,14 @@ def test_panels_of_help_keys_of_the_schema_and_options_of_a_job_are_the_same() -
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_two_runs_of_a_job_must_agree_in_follows_from_the_declarations(name: str) -> None:
+def test_what_two_runs_of_a_job_must_agree_in_follows_from_the_declarations(name):
     before, after = answering(JobSpec()), answering(JobSpec.of(**{name: another(name)}))
     assert (before != after) == OPTIONS[name].about.changes_answers
     assert name in after or not OPTIONS[name].about.changes_answers
 
 
 # ---- values ----
-
-
-def test_options_by_name_make_a_job_and_a_job_gives_them_back() -> None:
+def test_options_by_name_make_a_job_and_a_job_gives_them_back():
     spec = JobSpec.of(model=Path("m"), input="a.jsonl", trie=["x.trie", Path("y.trie")], temperature=1, batch_size=4)
     assert (spec.model.model, spec.io.input, spec.sampling.temperature) == ("m", ("a.jsonl",), 1.0)
     assert spec.options()["trie"] == ["x.trie", "y.trie"]
@@ -98,16 +92,14 @@ def test_options_by_name_make_a_job_and_a_job_gives_them_back() -> None:
         ({"chat": 1}, "--chat 1: is a int, not bool."),
     ],
 )
-def test_a_value_that_no_option_can_mean_is_refused(options: dict[str, Any], message: str) -> None:
+def test_a_value_that_no_option_can_mean_is_refused(options, message):
     with pytest.raises(UsageError) as raised:
         JobSpec.of(**options)
     assert str(raised.value).startswith(message)
 
 
 # ---- the front door ----
-
-
-def test_job_from_python_writes_what_the_command_writes(cli: Cli, tmp_path: Path) -> None:
+def test_job_from_python_writes_what_the_command_writes(cli, tmp_path):
     spec = spec_of(tmp_path, token_ids=True)
     report = run_job(spec)
     command = tmp_path / "command.jsonl"
@@ -146,7 +138,7 @@ class Watching(JobEvents):
         return self.rows >= self.most
 
 
-def test_job_that_its_caller_stops_is_resumed_to_the_same_rows(tmp_path: Path) -> None:
+def test_job_that_its_caller_stops_is_resumed_to_the_same_rows(tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
     run_job(spec_of(whole, batch_size=1))
@@ -165,13 +157,13 @@ def test_job_that_its_caller_stops_is_resumed_to_the_same_rows(tmp_path: Path) -
     assert again.told == ["begins at 4", "ends"]
 
 
-def test_failed_rows_are_counted_in_the_report_and_raise_nothing(tmp_path: Path) -> None:
+def test_failed_rows_are_counted_in_the_report_and_raise_nothing(tmp_path):
     source = write_jsonl(tmp_path / "bad.jsonl", [{"prompt": "x"}, {"prompt": 3}])
     report = run_job(spec_of(tmp_path, input=source))
     assert (report.state, report.totals.rows, report.totals.errors) == ("complete", 2, 1)
 
 
-def test_job_of_python_with_nobody_to_show_steps_to_is_refused(tmp_path: Path) -> None:
+def test_job_of_python_with_nobody_to_show_steps_to_is_refused(tmp_path):
     with pytest.raises(UsageError, match="--explain: these events show no steps"):
         run_job(spec_of(tmp_path, explain=1))
     with pytest.raises(UsageError, match="--dry-run answers nothing"):
@@ -181,8 +173,6 @@ def test_job_of_python_with_nobody_to_show_steps_to_is_refused(tmp_path: Path) -
 
 
 # ---- manifests of earlier versions ----
-
-
 def earlier(folder: Path, **changes: Any) -> None:
     """The manifest as a version wrote it that had fewer options. changes: of what the job was begun with."""
     path = folder / "out.jsonl.manifest.json"
@@ -193,7 +183,7 @@ def earlier(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def test_job_of_an_earlier_version_is_resumed_or_refused_in_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_job_of_an_earlier_version_is_resumed_or_refused_in_one_line(cli, tmp_path):
     spec = spec_of(tmp_path, batch_size=1)
     run_job(spec, Watching(most=1))
     earlier(tmp_path, stop=[])
@@ -205,8 +195,6 @@ def test_job_of_an_earlier_version_is_resumed_or_refused_in_one_line(cli: Cli, t
 
 
 # ---- an explicit default is a value like any other ----
-
-
 @pytest.mark.parametrize(
     ("line", "saying"),
     [
@@ -224,11 +212,11 @@ def test_job_of_an_earlier_version_is_resumed_or_refused_in_one_line(cli: Cli, t
         (["calibrate", "--model", MODEL, "--estimate", "l4", "-o", "y", "--seconds", 45], "leave out --seconds."),
     ],
 )
-def test_an_option_given_as_its_default_is_refused_where_another_value_is(cli: Cli, line: list[object], saying: str) -> None:
+def test_an_option_given_as_its_default_is_refused_where_another_value_is(cli, line, saying):
     cli.fails(2, *line, saying=[saying])
 
 
-def test_an_option_of_a_job_file_is_given_too(cli: Cli, tmp_path: Path) -> None:
+def test_an_option_of_a_job_file_is_given_too(cli, tmp_path):
     (tmp_path / "job.yaml").write_text("device-map: auto\ndevice: auto\n")
     job = ("generate", "--config", tmp_path / "job.yaml", "--model", MODEL, "--input", "x")
     cli.fails(2, *job, saying=["leave --device out"])

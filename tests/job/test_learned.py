@@ -1,9 +1,6 @@
 """Answers that jobs keep as a trie: each once, whatever other jobs do to the trie, and wherever a process is killed."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,37 +47,32 @@ def held(trie: Path) -> list[list[int]]:
     """The documents of a trie, sorted."""
     opened = Trie(trie)
     opened.verify()
-    documents: list[list[int]] = [[]]
-    for segment in opened.segments:
-        for token in segment.tokens.tolist():
-            if token == opened.header.separator:
-                documents.append([])
-            else:
-                documents[-1].append(token)
-    return sorted(documents[:-1])
+    return sorted(document.tolist() for document in opened.documents())
+
+
+def killed(*_: object, **__: object) -> None:
+    raise Killed
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path):
     yield Job(tmp_path)
     assert not (tmp_path / "out.jsonl.learned.jsonl").exists()
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
 @pytest.mark.parametrize("moment", ["before the trie is written", "after it is written"])
-def test_answers_are_in_the_trie_once_wherever_the_process_is_killed(
-    job: Job, monkeypatch: pytest.MonkeyPatch, exists: bool, moment: str
-) -> None:
+def test_answers_are_in_the_trie_once_wherever_the_process_is_killed(job, monkeypatch, exists, moment):
     """Twice in a row, and the same answers were there before from another job."""
     before = ANSWERS if exists else []
     if exists:
         build_ids(job.trie, ANSWERS)
     with monkeypatch.context() as patch:
         if moment == "after it is written":
-            patch.setattr(Journal, "forget_learned", lambda journal: (_ for _ in ()).throw(Killed()))
+            patch.setattr(Journal, "forget_learned", killed)
         else:
             for name in ("append_trie", "build_trie"):
-                patch.setattr(trie_build, name, lambda *_, **__: (_ for _ in ()).throw(Killed()))
+                patch.setattr(trie_build, name, killed)
         for _ in range(2):
             with pytest.raises(Killed):
                 job()
@@ -90,23 +82,23 @@ def test_answers_are_in_the_trie_once_wherever_the_process_is_killed(
     assert held(job.trie) == sorted([*before, *ANSWERS])
 
 
-def test_answers_that_come_after_a_kill_are_added_to_those_that_were_saved(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_come_after_a_kill_are_added_to_those_that_were_saved(job, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "forget_learned", lambda journal: (_ for _ in ()).throw(Killed()))
+        patch.setattr(Journal, "forget_learned", killed)
         with pytest.raises(Killed):
             job()
     job([[7, 8]])
     assert held(job.trie) == sorted([*ANSWERS, [7, 8]])
 
 
-def test_trie_that_another_job_makes_meanwhile_is_added_to(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trie_that_another_job_makes_meanwhile_is_added_to(job, monkeypatch):
     build, builds = trie_build.build_trie, 0
 
-    def after_another_job(*arguments: object, **options: object) -> object:
+    def after_another_job(*arguments, **options):
         nonlocal builds
         builds += 1
         build_ids(job.trie, [[9, 9]])
-        return build(*arguments, **options)  # type: ignore[arg-type]
+        return build(*arguments, **options)
 
     monkeypatch.setattr(trie_build, "build_trie", after_another_job)
     job()
@@ -114,8 +106,8 @@ def test_trie_that_another_job_makes_meanwhile_is_added_to(job: Job, monkeypatch
     assert held(job.trie) == sorted([*ANSWERS, [9, 9]])
 
 
-def test_trie_that_cannot_be_written_keeps_the_answers_for_the_next_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+def test_trie_that_cannot_be_written_keeps_the_answers_for_the_next_run(job, monkeypatch):
+    def full(*_, **__):
         raise LookaheadError("No space left")
 
     with monkeypatch.context() as patch:
@@ -127,8 +119,8 @@ def test_trie_that_cannot_be_written_keeps_the_answers_for_the_next_run(job: Job
     assert held(job.trie) == sorted(ANSWERS)
 
 
-def test_copies_are_segments_that_end_in_the_documents(tmp_path: Path) -> None:
-    def documents() -> list[TokenDocument]:
+def test_copies_are_segments_that_end_in_the_documents(tmp_path):
+    def documents():
         return [TokenDocument(np.array(ids, np.int32), "x") for ids in [*ANSWERS, []]]
 
     path = tmp_path / "a.trie"

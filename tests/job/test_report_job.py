@@ -1,13 +1,10 @@
 """lookahead report: what drafts brought to a job, by its journal or its rows."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 from lookahead.job.record import read_record
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
 
 
@@ -21,7 +18,7 @@ def entry(row: int, prompt: int = 20, tokens: int = 11, steps: int = 5, error: s
     }  # fmt: skip
 
 
-def test_journal_of_a_running_job_is_read_in_the_order_of_completion(tmp_path: Path) -> None:
+def test_journal_of_a_running_job_is_read_in_the_order_of_completion(tmp_path):
     entries = [entry(2), entry(0, 100, 21, 5), entry(1, error="invalid_row"), entry(2, 20, 31, 10)]
     journal = write_jsonl(tmp_path / "out.jsonl.journal", entries)
     with journal.open("a") as file:
@@ -38,7 +35,7 @@ def test_journal_of_a_running_job_is_read_in_the_order_of_completion(tmp_path: P
     assert record.by_time(2)[1].ended == 6.0
 
 
-def test_parts_hold_every_row_once(tmp_path: Path) -> None:
+def test_parts_hold_every_row_once(tmp_path):
     lengths = [1, 15, 16, 17, 31, 32, 1000, 2_000_000]
     write_jsonl(tmp_path / "o.journal", [entry(n, length) for n, length in enumerate(lengths)])
     record = read_record(str(tmp_path / "o"))
@@ -50,7 +47,7 @@ def test_parts_hold_every_row_once(tmp_path: Path) -> None:
     assert sum(part.rows for part in record.by_prompt_length()) == sum(part.rows for part in record.by_time(3)) == len(lengths)
 
 
-def test_rows_without_a_journal_say_it_too(tmp_path: Path) -> None:
+def test_rows_without_a_journal_say_it_too(tmp_path):
     row = {"id": 1, "text": "x", "finish_reason": "stop", "prompt_tokens": 20, "completion_tokens": 11, "steps": 5}
     row |= {"draft_tokens": 9, "accepted_tokens": 5, "accepted_by_source": {"output": 5}, "seconds": 1.0}
     several = {**row, "completion_tokens": 22, "steps": 10, "samples": [{}, {}]}
@@ -60,7 +57,7 @@ def test_rows_without_a_journal_say_it_too(tmp_path: Path) -> None:
     assert record.totals.errors == 1
 
 
-def test_report_prints_tables_json_a_page_and_figures(cli: Cli, tmp_path: Path) -> None:
+def test_report_prints_tables_json_a_page_and_figures(cli, tmp_path):
     out, page, plot = tmp_path / "<out>.jsonl", tmp_path / "r.html", tmp_path / "r.png"
     write_jsonl(tmp_path / "<out>.jsonl.journal", [entry(n, 10 + 7 * n, 11 + n % 3, 4 + n % 2) for n in range(40)])
     printed = cli("report", out, "-o", page, "--plot", plot)
@@ -80,7 +77,7 @@ def test_report_prints_tables_json_a_page_and_figures(cli: Cli, tmp_path: Path) 
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_cannot_be_reported_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_what_cannot_be_reported_is_refused(cli, tmp_path):
     openai = {"custom_id": "a", "response": {"status_code": 200, "body": {"choices": []}}, "error": None}
     path = write_jsonl(tmp_path / "o.jsonl", [openai])
     cli.fails(1, "report", tmp_path / "no.jsonl", saying=["no.jsonl: no such file"])
@@ -88,7 +85,7 @@ def test_what_cannot_be_reported_is_refused(cli: Cli, tmp_path: Path) -> None:
     cli.fails(2, "report", path, "-o", path, saying=["o.jsonl"])
 
 
-def test_report_of_a_job_agrees_with_its_summary_also_of_parquet(cli: Cli, tmp_path: Path) -> None:
+def test_report_of_a_job_agrees_with_its_summary_also_of_parquet(cli, tmp_path):
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"prompt": text} for text in PROMPTS[:4]])
     for name in ("out.jsonl", "out.parquet"):
         asked = ("--input", prompts, "-o", tmp_path / name, "--max-new-tokens", 12, "--json", "-q")

@@ -1,11 +1,7 @@
 """No row takes a job down: what one may ask is bounded, many samples give way to other rows, long prompts cost little."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +35,7 @@ class Job:
             made[0] += 1
             return request(*arguments, **named)
 
-        engine.request = counted  # type: ignore[method-assign]
+        engine.request = counted
         self.made = []
 
         def write(ended: FinishedRow) -> None:
@@ -54,7 +50,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def job(tiny_model: Callable[..., Any]) -> Job:
+def job(tiny_model):
     return Job(tiny_model("llama"))
 
 
@@ -63,7 +59,7 @@ def row(row_id: Any, **asked: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("batch_size", [4, *deep([1])])
-def test_row_with_many_samples_lets_the_next_rows_pass_and_makes_few_at_a_time(job: Job, batch_size: int) -> None:
+def test_row_with_many_samples_lets_the_next_rows_pass_and_makes_few_at_a_time(job, batch_size):
     many, few = row("many", n=200, temperature=1.0), [row(number) for number in range(30)]
     written = [each["id"] for each in job([many, *few], batch_size)]
     assert written[-1] == "many"
@@ -72,14 +68,14 @@ def test_row_with_many_samples_lets_the_next_rows_pass_and_makes_few_at_a_time(j
     assert job.made[-1] == 201 + 60  # each row is checked by one that is not answered
 
 
-def test_rows_with_many_samples_share_their_turns_and_open_few_at_once(job: Job) -> None:
+def test_rows_with_many_samples_share_their_turns_and_open_few_at_once(job):
     rows = [row(f"many{number}", n=20 + number) for number in range(MANY_AT_ONCE + 3)]
     written = job([*rows, row("last")])
     assert {each["id"] for each in written} == {*(each["id"] for each in rows), "last"}
     assert [len(each.get("samples", [1])) for each in sorted(written, key=lambda each: each["id"])] == [1, *range(20, 27)]
 
 
-def test_samples_are_the_same_whatever_else_is_answered(job: Job) -> None:
+def test_samples_are_the_same_whatever_else_is_answered(job):
     many = row("many", n=30, temperature=1.5)
     (alone,) = job([many], 1)
     for batch_size in (3, 7):
@@ -88,11 +84,11 @@ def test_samples_are_the_same_whatever_else_is_answered(job: Job) -> None:
         assert [sample["token_ids"] for sample in found["samples"]] == [sample["token_ids"] for sample in alone["samples"]]
 
 
-def test_row_that_fails_begins_no_more_of_its_samples(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_that_fails_begins_no_more_of_its_samples(job, monkeypatch):
     from lookahead.decode import engine as engine_module
 
     class Failing(engine_module.Sampler):
-        def say(self, *arguments: Any) -> int:
+        def say(self, *arguments):
             if self.processors:
                 raise ValueError("not me")
             return super().say(*arguments)
@@ -104,7 +100,7 @@ def test_row_that_fails_begins_no_more_of_its_samples(job: Job, monkeypatch: pyt
     assert job.made[-1] < 60
 
 
-def test_samples_of_the_job_are_bounded_as_those_of_a_row(job: Job) -> None:
+def test_samples_of_the_job_are_bounded_as_those_of_a_row(job):
     (failed,) = job([{"prompt_ids": [5]}], n=5000)
     assert "at most 1024" in failed["error"]["message"]
 
@@ -126,12 +122,12 @@ TOO_MUCH = {
 }
 
 
-def test_rows_that_ask_too_much_are_error_rows_by_line_and_the_others_are_answered(job: Job, tmp_path: Path) -> None:
+def test_rows_that_ask_too_much_are_error_rows_by_line_and_the_others_are_answered(job, tmp_path):
     rows = [row(name, **{name: value}) for name, value in TOO_MUCH.items()]
     rows += [row("bias", logit_bias={"5": float("nan")}), row("all", logit_bias=dict.fromkeys(map(str, range(1000)), -1e29))]
     rows += [row("id", stop_token_ids=[10**6]), {"id": "x" * 2000, "prompt_ids": [5]}]
     source = write_jsonl(tmp_path / "in.jsonl", [each for bad in rows for each in (bad, {"prompt_ids": [5, 6]})])
-    written: list[dict[str, Any]] = []
+    written = []
     engine = DecodingEngine(job.target, Drafter([], DraftOptions("off")), 4)
     run_rows(engine, None, read_requests(str(source)), JobOptions(3), lambda ended: written.append(ended.row), lambda: False)
     assert len(written) == 2 * len(rows)
@@ -146,13 +142,11 @@ def test_rows_that_ask_too_much_are_error_rows_by_line_and_the_others_are_answer
 
 
 # ---- long prompts
-
-
-def test_prompt_far_too_long_is_refused_by_counting_its_beginning(tokenizer: Any) -> None:
-    seen: list[int] = []
+def test_prompt_far_too_long_is_refused_by_counting_its_beginning(tokenizer):
+    seen = []
 
     class Watched:
-        def __call__(self, text: str, **options: Any) -> Any:
+        def __call__(self, text, **options):
             seen.append(len(text))
             return tokenizer(text, **options)
 
@@ -164,7 +158,7 @@ def test_prompt_far_too_long_is_refused_by_counting_its_beginning(tokenizer: Any
 
 
 @pytest.mark.parametrize("longest", [30, 64, 200, 100_000])
-def test_prompt_that_fits_is_tokenized_as_a_whole(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
+def test_prompt_that_fits_is_tokenized_as_a_whole(tokenizer, monkeypatch, longest):
     monkeypatch.setattr(job_rows, "PIECE", 7)
     for size in (1, 5, 20, 60):
         text = "the cat  sat onthe mat\n" * size
@@ -173,7 +167,7 @@ def test_prompt_that_fits_is_tokenized_as_a_whole(tokenizer: Any, monkeypatch: p
             assert prompts_of(Request(1, 1, prompt=text), tokenizer, longest=longest) == [ids]
 
 
-def test_line_of_ten_megabytes_is_an_error_row_and_the_next_is_answered(tokenizer: Any, tmp_path: Path) -> None:
+def test_line_of_ten_megabytes_is_an_error_row_and_the_next_is_answered(tokenizer, tmp_path):
     rows = [
         {"prompt": "the cat " * 1_300_000},
         {"messages": [{"role": "user", "content": "dog " * 2_500_000}]},
@@ -187,7 +181,7 @@ def test_line_of_ten_megabytes_is_an_error_row_and_the_next_is_answered(tokenize
     assert prompts_of(short, tokenizer, longest=2048)
 
 
-def test_options_of_the_line_have_the_limits_of_rows() -> None:
+def test_options_of_the_line_have_the_limits_of_rows():
     from lookahead.decode import limits
     from lookahead_cli.job_schema import job_schema
 

@@ -22,12 +22,12 @@ from lookahead.job.progress import JobTotals
 from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
-from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, LocalWorkers, Report, Worker, WorkerHandle, WorkerPool, cores_each
+from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, Report, Worker, WorkerHandle, WorkerPool, cores_each
 from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
 from lookahead_cli.options import with_address
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 from tests.support.jobs import MODEL, job_process, questions, rows_of, steady
 
@@ -35,8 +35,6 @@ LIMITS = ("--token-ids", "--max-new-tokens", 24)
 
 
 # ---- a pool of workers that are played here
-
-
 class Played:
     """A worker that answers two rows at a call. It is lost when it is handed a row of `deadly`, or at `lost_at`."""
 
@@ -87,7 +85,7 @@ def requests_of(count: int) -> Iterator[Request]:
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("losses", [0.0, 0.1])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_each_row_comes_once_and_in_turn(size: int, losses: float, in_order: bool) -> None:
+def test_each_row_comes_once_and_in_turn(size, losses, in_order):
     started = 0
     for seed in range(10):
         factory, rows = PlayedWorkers(size, losses, seed=seed), []
@@ -101,10 +99,10 @@ def test_each_row_comes_once_and_in_turn(size: int, losses: float, in_order: boo
     assert (started > 10 * size) == (losses > 0)
 
 
-def test_requests_are_read_no_faster_than_they_are_answered() -> None:
+def test_requests_are_read_no_faster_than_they_are_answered():
     factory, read, written = PlayedWorkers(2), [], []
 
-    def requests() -> Iterator[Request]:
+    def requests():
         for request in requests_of(200):
             read.append(request)
             assert len(read) - len(written) <= 2 * 2 * 3 + 4
@@ -115,8 +113,8 @@ def test_requests_are_read_no_faster_than_they_are_answered() -> None:
     assert len(written) == 200
 
 
-def test_workers_are_told_what_others_said_once_and_not_what_they_said_themselves() -> None:
-    factory: Any = PlayedWorkers(3)
+def test_workers_are_told_what_others_said_once_and_not_what_they_said_themselves():
+    factory = PlayedWorkers(3)
     with WorkerPool(factory) as pool:
         pool.run(requests_of(90), True, lambda ended: None)
     for worker in factory.started:
@@ -129,7 +127,7 @@ def test_workers_are_told_what_others_said_once_and_not_what_they_said_themselve
     assert not any(worker.heard for worker in factory.started)
 
 
-def test_row_that_every_worker_dies_of_fails_and_the_others_are_answered() -> None:
+def test_row_that_every_worker_dies_of_fails_and_the_others_are_answered():
     factory, rows = PlayedWorkers(2, deadly=["q7"]), {}
     with WorkerPool(factory) as pool:
         pool.run(requests_of(40), True, lambda ended: rows.update({ended.row["id"]: ended}))
@@ -139,7 +137,7 @@ def test_row_that_every_worker_dies_of_fails_and_the_others_are_answered() -> No
     assert f"line 8: {MOST_LOSSES} workers were lost that held this row (preempted)" in rows["q7"].row["error"]["message"]
 
 
-def test_job_ends_when_workers_are_lost_one_after_the_other() -> None:
+def test_job_ends_when_workers_are_lost_one_after_the_other():
     with (
         WorkerPool(PlayedWorkers(2, losses=1.0)) as pool,
         pytest.raises(LookaheadError, match=r"lost one after the other \(preempted\)"),
@@ -147,27 +145,25 @@ def test_job_ends_when_workers_are_lost_one_after_the_other() -> None:
         pool.run(requests_of(5), True, lambda ended: None)
 
 
-def test_stopped_team_gives_up_what_runs() -> None:
-    rows: list[FinishedRow] = []
+def test_stopped_team_gives_up_what_runs():
+    rows = []
     with WorkerPool(PlayedWorkers(2)) as pool:
         pool.run(requests_of(100), True, rows.append, lambda: len(rows) >= 10)
     assert 10 <= len(rows) < 30
 
 
 # ---- workers as they are
-
-
-def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> None:
+def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say():
     settings, options = EngineSettings(ModelOptions(str(MODEL)), batch_size=4), JobOptions(max_new_tokens=12, token_ids=True)
     requests = [parse_row(row, number + 1) for number, row in enumerate(questions(10))]
     requests = [Request(r.id, r.line, prompt=r.prompt, number=n) for n, r in enumerate(requests)]
-    alone: list[FinishedRow] = []
+    alone = []
     loaded = settings.load()
     run_rows(loaded.engine, loaded.tokenizer, requests, options, alone.append, lambda: False)
     worker = Worker(settings, options)
     while (report := worker.exchange([], [])).identity is None:
         assert report.error is None
-    found: list[FinishedRow] = []
+    found = []
     for part in (requests[:3], requests[3:]):
         found += worker.exchange(part, [([1], [5, 6, 7])]).ended
         time.sleep(0.05)
@@ -179,40 +175,26 @@ def test_worker_answers_as_one_engine_does_and_takes_in_what_others_say() -> Non
     assert [by_number[n] for n in range(10)] == [ended.row["token_ids"] for ended in alone]
 
 
-def test_worker_that_cannot_load_says_why() -> None:
+def test_worker_that_cannot_load_says_why():
     worker = Worker(EngineSettings(ModelOptions(str(MODEL)), tries=("no.trie",)), JobOptions())
     while not (report := worker.exchange([], [])).error:
         pass
     assert "no.trie" in str(report.error)
 
 
-@pytest.mark.deep
-def test_team_that_cannot_load_says_why() -> None:
-    with (
-        WorkerPool(LocalWorkers(EngineSettings(ModelOptions("no-model/")), JobOptions(), 1)) as pool,
-        pytest.raises(LookaheadError, match="no-model"),
-    ):
-        pool.wait_until_ready()
-
-
-def test_cores_are_shared_by_what_fits_the_nodes() -> None:
-    assert cores_each([64, 64], 4) == 32
-    assert cores_each([64, 64], 3) == 32
-    assert cores_each([2], 2) == 1
-    assert cores_each([4, 16], 5) == 4
-    assert cores_each([2], 8) == 1
+def test_cores_are_shared_by_what_fits_the_nodes():
+    shares = [([64, 64], 4, 32), ([64, 64], 3, 32), ([2], 2, 1), ([4, 16], 5, 4), ([2], 8, 1)]
+    assert [cores_each(nodes, workers) for nodes, workers, _ in shares] == [share for *_, share in shares]
 
 
 # ---- the command
-
-
 def source_in(folder: Path) -> Path:
     """A job's input."""
     return write_jsonl(folder / "in.jsonl", [*questions(40), {"id": "bad"}, *questions(80)[40:]])
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def job(tmp_path_factory):
     """A job's input, and its rows as one engine writes them."""
     folder = tmp_path_factory.mktemp("job")
     source = source_in(folder)
@@ -228,9 +210,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
         pytest.param("--ray", True, marks=[pytest.mark.ray, pytest.mark.deep]),
     ],
 )
-def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
-    where: str | None, killed: bool, job: Any, cli: Cli, tmp_path: Path
-) -> None:
+def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(where, killed, job, cli, tmp_path):
     source, rows = job
     out, learned = tmp_path / "out.jsonl", tmp_path / "learned.trie"
     options = ("--input", source, "-o", out, "--save-trie", learned, *two_workers(where))
@@ -240,7 +220,7 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
             assert len(workers) == 2
             child.kill()
             child.communicate()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while any(is_alive(pid) for pid in workers):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -248,7 +228,7 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
     with job_process(*options, "--resume") as child:
         workers = once_at_work(child, out)
         os.kill(workers[0], signal.SIGKILL)
-        _, err = child.communicate(timeout=120)
+        _, err = child.communicate(timeout=300)
     assert child.returncode == 3  # of the bad row
     assert "was lost" in err
     assert "1 of 81 rows failed" in err
@@ -259,13 +239,13 @@ def test_job_that_was_killed_and_then_loses_a_worker_writes_the_rows_of_one(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGINT, *deep([signal.SIGTERM])])
-def test_stopped_job_of_workers_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_stopped_job_of_workers_says_how_to_go_on(tmp_path, number):
     source, out = source_in(tmp_path), tmp_path / "out.jsonl"
     with job_process("--input", source, "-o", out, *two_workers(None)) as child:
         workers = once_at_work(child, out)
         for pid in (child.pid, *workers):  # as a terminal does, or a scheduler
             os.kill(pid, number)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=300)
     assert child.returncode == 128 + number
     assert "To continue: the same command with --resume" in err
     assert "was lost" not in err
@@ -273,7 +253,7 @@ def test_stopped_job_of_workers_says_how_to_go_on(tmp_path: Path, number: signal
     assert not any(is_alive(pid) for pid in workers)
 
 
-def test_workers_are_refused_where_they_make_no_sense(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_refused_where_they_make_no_sense(cli, tmp_path, monkeypatch):
     import sys
 
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
@@ -288,7 +268,7 @@ def test_workers_are_refused_where_they_make_no_sense(cli: Cli, tmp_path: Path, 
 
 
 @pytest.mark.ray
-def test_address_where_no_cluster_is_fails_at_once(cli: Cli, tmp_path: Path) -> None:
+def test_address_where_no_cluster_is_fails_at_once(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -298,7 +278,7 @@ def test_address_where_no_cluster_is_fails_at_once(cli: Cli, tmp_path: Path) -> 
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_address_of_a_cluster_may_be_left_out() -> None:
+def test_address_of_a_cluster_may_be_left_out():
     assert with_address([]) == []
     assert with_address(["--ray"]) == ["--ray", "auto"]
     assert with_address(["--ray", "--quiet"]) == ["--ray", "auto", "--quiet"]
@@ -308,15 +288,13 @@ def test_address_of_a_cluster_may_be_left_out() -> None:
 
 
 # ---- tries
-
-
 @pytest.mark.deep
 @pytest.mark.ray
-def test_trie_of_a_cluster_is_that_of_one_machine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trie_of_a_cluster_is_that_of_one_machine(cli, tmp_path, monkeypatch):
     from lookahead.cluster import build as ray_build
 
     draw = random.Random(1)
-    rows: list[Any] = [{"ids": [draw.randrange(50) for _ in range(draw.randrange(1, 60))]} for _ in range(3000)]
+    rows = [{"ids": [draw.randrange(50) for _ in range(draw.randrange(1, 60))]} for _ in range(3000)]
     rows[1700] = {"ids": ["x"]}
     first = write_jsonl(tmp_path / "a.jsonl", rows[:2500])
     second = write_jsonl(tmp_path / "b.jsonl", rows[2500:])

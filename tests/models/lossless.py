@@ -1,7 +1,5 @@
 """What all models with quantized weights, tokens or caches must hold: drafts and batches change no token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint that is not whole, or of another model, is refused by name before any row is answered."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -21,7 +19,7 @@ from lookahead.models.load import load_model, read_config
 from lookahead.quantize.write_packed import quantize_checkpoint
 from lookahead.tokenizer import load_tokenizer
 from tests.architectures import tiny_model
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, questions
 
 WEIGHTS, GATE = "model.safetensors", "model.layers.0.mlp.gate_proj.weight"
@@ -29,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A copy of the demo model."""
     return Path(shutil.copytree(MODEL, tmp_path / "model"))
 
@@ -68,7 +66,7 @@ CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_weight_that_is_not_right_is_named(folder: Path, name: str) -> None:
+def test_weight_that_is_not_right_is_named(folder, name):
     change, saying = CHANGES[name]
     changed(folder, change)
     with pytest.raises(ModelError) as raised:
@@ -77,13 +75,13 @@ def test_weight_that_is_not_right_is_named(folder: Path, name: str) -> None:
     assert str(folder) in str(raised.value)
 
 
-def test_parts_that_belong_to_no_language_model_are_left_out(folder: Path) -> None:
+def test_parts_that_belong_to_no_language_model_are_left_out(folder):
     changed(folder, lambda tensors: tensors.update({"vision.x.weight": torch.ones(2), "v_head.bias": torch.ones(1)}))
     changed(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}))
     assert load_model(str(folder)).name == str(folder)
 
 
-def test_weights_in_pytorch_files_are_checked_too(folder: Path) -> None:
+def test_weights_in_pytorch_files_are_checked_too(folder):
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     tensors["renamed"] = tensors.pop(GATE)
@@ -93,7 +91,7 @@ def test_weights_in_pytorch_files_are_checked_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["missing", "not finite"])
-def test_quantized_folder_is_checked_too(tmp_path: Path, change: str) -> None:
+def test_quantized_folder_is_checked_too(tmp_path, change):
     out = tmp_path / "q"
     quantize_checkpoint(str(MODEL), str(out), "int8")
     (file,) = (each.name for each in out.glob("*.safetensors"))
@@ -108,35 +106,30 @@ def _break_a_scale(tensors: Tensors) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["afmoe", "gpt_oss", "gemma3", "mamba", "deepseek_v3", "gemma4"])
-def test_parts_that_are_zero_before_training_are_no_fault(architecture: str) -> None:
+def test_parts_that_are_zero_before_training_are_no_fault(architecture):
     model = tiny_model(architecture)
     unused = {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": {"vision_tower.x.weight"}}
     check_weights(architecture, model, unused)
 
 
 @pytest.mark.parametrize("name", ["zero", "not finite", "whole numbers"])
-def test_damaged_weights_are_not_quantized(folder: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_weights_are_not_quantized(folder, tmp_path, name):
     changed(folder, CHANGES[name][0])
     with pytest.raises(ModelError, match="its weights are not those of this model"):
         quantize_checkpoint(str(folder), str(tmp_path / "q"), "int8")
     assert not (tmp_path / "q").exists()
 
 
-def test_job_with_such_a_model_leaves_no_rows(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_with_such_a_model_leaves_no_rows(folder, tmp_path, cli):
     changed(folder, CHANGES["renamed"][0])
     source, out = write_jsonl(tmp_path / "in.jsonl", questions(2)), tmp_path / "out.jsonl"
-    failed = Cli(capsys)("generate", "--model", folder, "--input", source, "-o", out, "-q")
-    error = failed.err.splitlines()[-1]  # behind "Loading ...", where that takes long
-    assert failed.code == 1
-    assert error.startswith("error: ")
-    assert GATE in error
-    assert "Get the checkpoint again" in error
+    cli.fails(1, "generate", "--model", folder, "--input", source, "-o", out, "-q", saying=[GATE, "Get the checkpoint again"])
     assert not out.exists()
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "special_tokens_map.json", "config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null"])
-def test_damaged_file_is_named(folder: Path, file: str, content: bytes) -> None:
+def test_damaged_file_is_named(folder, file, content):
     (folder / file).write_bytes(content)
     with pytest.raises(ModelError, match=rf"{file}: is damaged"):
         read_config(str(folder))
@@ -163,7 +156,7 @@ def test_damaged_file_is_named(folder: Path, file: str, content: bytes) -> None:
         ("tokenizer_config.json", "model_max_length", "x"),
     ],
 )
-def test_odd_value_is_named(folder: Path, file: str, field: str, value: Any) -> None:
+def test_odd_value_is_named(folder, file, field, value):
     with_fields(folder / file, **{field: value})
     with pytest.raises(LookaheadError) as raised:
         read_config(str(folder))
@@ -184,9 +177,7 @@ FIELDS = st.sampled_from(
 
 @given(field=FIELDS, value=VALUES)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_value_of_a_field_is_one_error_or_none(
-    tmp_path_factory: pytest.TempPathFactory, field: tuple[str, str], value: Any
-) -> None:
+def test_any_value_of_a_field_is_one_error_or_none(tmp_path_factory, field, value):
     folder = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("odd") / "model"))
     with_fields(folder / field[0], **{field[1]: value})
     with contextlib.suppress(LookaheadError):

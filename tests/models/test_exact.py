@@ -1,7 +1,5 @@
 """Exact models: a token's scores are the same bits in any forward, and so are answers, in half precision too."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -27,19 +25,19 @@ DEMO = "samples/demo-model"
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_halves)])
-def test_demo_model_is_exact(dtype: str) -> None:
+def test_demo_model_is_exact(dtype):
     target = load_model(DEMO, dtype=dtype, exact=True)
     assert target.attends_by_op
     assert target.exact
 
 
 @pytest.mark.parametrize("name", ["llama", *deep(["gemma3", "qwen3", "olmo2"])])
-def test_answers_in_bfloat16_hang_neither_on_drafts_nor_on_the_batch(tiny_model, name):  # type: ignore[no-untyped-def]
+def test_answers_in_bfloat16_hang_neither_on_drafts_nor_on_the_batch(tiny_model, name):
     target = probed(lay_out(copy.deepcopy(tiny_model(name)).to(torch.bfloat16)))
     assert target.attends_by_op
     prompts = random_prompts()
 
-    def answers(drafter: Drafter, batch_size: int) -> list[list[int]]:
+    def answers(drafter, batch_size):
         engine = DecodingEngine(target, drafter, batch_size)
         requests = [engine.request(prompt, 20) for prompt in prompts]
         assert len(list(engine.run(requests))) == len(requests)
@@ -52,7 +50,7 @@ def test_answers_in_bfloat16_hang_neither_on_drafts_nor_on_the_batch(tiny_model,
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "bloom", "mamba"])
-def test_model_whose_attention_is_another_is_not_exact(tiny_model, name) -> None:  # type: ignore[no-untyped-def]
+def test_model_whose_attention_is_another_is_not_exact(tiny_model, name):
     """Sinks, soft caps, biases by position, none at all."""
     target = probed(tiny_model(name))
     assert not target.attends_by_op
@@ -60,12 +58,11 @@ def test_model_whose_attention_is_another_is_not_exact(tiny_model, name) -> None
     assert not tried_for_exactness(target).exact
 
 
-def test_what_differs_is_found_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_is_found_and_refused(monkeypatch):
     """A matrix product that rounds otherwise for large forwards."""
-
     right = Panels.product
 
-    def product(weight: Panels, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def product(weight, tokens, bias):
         rounded = tokens * (1 + 1e-6) if tokens.numel() > 8 * tokens.shape[-1] else tokens
         return right(weight, rounded, bias)
 
@@ -75,10 +72,10 @@ def test_what_differs_is_found_and_refused(monkeypatch: pytest.MonkeyPatch) -> N
         load_model(DEMO, exact=True, engine_mode="modules")
 
 
-def test_single_token_goes_through_twice_where_it_would_get_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_token_goes_through_twice_where_it_would_get_other_bits(monkeypatch):
     sizes = []
 
-    def product(weight: OneDnnWeight, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def product(weight, tokens, bias):
         sizes.append(tokens.numel() // tokens.shape[-1])
         exactly = tokens @ weight.to_dense().T  # of whole numbers
         return exactly * (1 + 1e-6) if sizes[-1] == 1 else exactly
@@ -94,7 +91,7 @@ def test_single_token_goes_through_twice_where_it_would_get_other_bits(monkeypat
     assert sizes == [2, 2]
 
 
-def test_model_without_room_for_the_texts_is_not_called_exact(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_model_without_room_for_the_texts_is_not_called_exact(tiny_model):
     target = probed(tiny_model("llama"))
     object.__setattr__(target, "longest_text", exact.BEGINNING)
     assert "positions" in differs_in_company(target)

@@ -1,13 +1,8 @@
 """Tokens of 4 and 8 bits: integer sums that a slow path repeats bit for bit, so drafts change no token."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +25,7 @@ from lookahead.models.probe import probed
 from lookahead.quantize.activation_stats import input_sizes
 from lookahead.quantize.mixed import choose_bits, orders_of
 from tests.models.lossless import DEMO, answers_of_jobs, assert_any_draft_yields_the_plain_tokens
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep, some_deep
 
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
@@ -73,7 +68,7 @@ def simulated(panels: QuantizedPanels, tokens: torch.Tensor, bias: torch.Tensor 
 
 @pytest.mark.parametrize("scheme", QUANTIZE)
 @pytest.mark.parametrize(("outputs", "inner", "eight"), [(100, 256, 2), (64, 640, 0), (70, 128, 2), (5, 192, 1)])
-def test_product_is_the_simulated_one_bit_for_bit(scheme: str, outputs: int, inner: int, eight: int) -> None:
+def test_product_is_the_simulated_one_bit_for_bit(scheme, outputs, inner, eight):
     torch.manual_seed(0)
     panels = QuantizedPanels(in_order(torch.randn(outputs, inner), scheme, torch.randperm(inner)), torch.float32, eight)
     tokens, bias = torch.randn(67, inner), torch.randn(outputs)
@@ -96,7 +91,7 @@ def with_mixed_tokens(model: nn.Module, scheme: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("scheme", some_deep(QUANTIZE, ["int4"]))
-def test_model_is_the_simulated_one_bit_for_bit(tiny_model, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:  # type: ignore[no-untyped-def]
+def test_model_is_the_simulated_one_bit_for_bit(tiny_model, monkeypatch, scheme):
     target = probed(with_mixed_tokens(copy.deepcopy(tiny_model("llama")), scheme), "llama")
     ids = torch.arange(3, 20)[None]
     with torch.inference_mode():
@@ -109,7 +104,7 @@ def test_model_is_the_simulated_one_bit_for_bit(tiny_model, monkeypatch: pytest.
 
 @pytest.mark.parametrize("scheme", QUANTIZE)
 @pytest.mark.parametrize("name", [ARCHITECTURES[0], *deep(ARCHITECTURES[1:])])
-def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, scheme: str) -> None:  # type: ignore[no-untyped-def]
+def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name, scheme):
     target = exact_or_plain(probed(with_mixed_tokens(copy.deepcopy(tiny_model(name)), scheme), name))
     if name == ARCHITECTURES[0]:  # of others a small difference of rounding may become so large that the probe refuses it
         assert target.program is not None
@@ -117,7 +112,7 @@ def test_any_draft_yields_the_plain_tokens(tiny_model, make_trie, name: str, sch
 
 
 @pytest.mark.parametrize("scheme", QUANTIZE)
-def test_sorted_inputs_come_back_from_a_checkpoint_by_groups(scheme: str) -> None:
+def test_sorted_inputs_come_back_from_a_checkpoint_by_groups(scheme):
     """In the file columns are in the order of the inputs, as compressed-tensors has them for "actorder": "group"."""
     torch.manual_seed(0)
     weight, order = torch.randn(70, 256), torch.randperm(256)
@@ -126,7 +121,6 @@ def test_sorted_inputs_come_back_from_a_checkpoint_by_groups(scheme: str) -> Non
     tensors = {name.rpartition("weight_")[2]: tensor for name, tensor in tensors_of("a", matrix).items()}
     assert tensors["g_idx"][order].tolist() == [column // 64 for column in range(256)]
     back = matrix_of(tensors, 8 if scheme == "int8" else 4)
-    assert back is not None
     assert back.to_dense().equal(matrix.to_dense())
     tokens = torch.randn(9, 256)
     products = [QuantizedPanels(each, torch.float32, 2).product(tokens, None) for each in (matrix, back)]
@@ -154,7 +148,7 @@ class TwoLayers(nn.Module):
         self.a(y), self.c(y)
 
 
-def test_fewest_blocks_within_the_budget_have_8_bits_those_with_outliers_first() -> None:
+def test_fewest_blocks_within_the_budget_have_8_bits_those_with_outliers_first():
     torch.manual_seed(0)
     model = TwoLayers()
     largest = input_sizes(model, lambda: model(torch.randn(1, 99, 256)[0])).largest
@@ -170,7 +164,7 @@ def test_fewest_blocks_within_the_budget_have_8_bits_those_with_outliers_first()
     panels = {name: getattr(model, name).laid_out for name in "abc"}
     tried = []
 
-    def loss() -> float:
+    def loss():
         tried.append({name: each.eight for name, each in panels.items()})
         return 1.0 + 0.5 * (panels["a"].eight < 2) + 0.125 * (panels["b"].eight < 2)
 
@@ -187,13 +181,13 @@ def test_fewest_blocks_within_the_budget_have_8_bits_those_with_outliers_first()
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def texts(tmp_path_factory):
     path = tmp_path_factory.mktemp("texts") / "calibration.jsonl"
     return write_jsonl(path, [{"text": f"Question: {n} pears cost {2 * n}.\nAnswer: {n * 3} dollars."} for n in range(5)])
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path, dict[str, Any]]:
+def mixed(tmp_path_factory, texts):
     """The demo model, and the report of it."""
     from lookahead.bench.options import QuantizeOptions
     from lookahead.bench.quantized import quantize
@@ -203,7 +197,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path, 
     return folder, quantize(ModelOptions(DEMO), options).as_json()
 
 
-def test_checkpoint_says_which_blocks_have_8_bits(mixed: tuple[Path, dict[str, Any]]) -> None:
+def test_checkpoint_says_which_blocks_have_8_bits(mixed):
     folder, report = mixed
     config = json.loads((folder / "config.json").read_text())
     assert config[BLOCKS_IN_8_BITS] == report["blocks_in_8_bits"]
@@ -224,10 +218,10 @@ def test_checkpoint_says_which_blocks_have_8_bits(mixed: tuple[Path, dict[str, A
     assert sorted(first.tolist()) == [column // 64 for column in range(256)]
 
 
-def test_program_that_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch, mixed: tuple[Path, dict[str, Any]]) -> None:
+def test_program_that_is_slightly_wrong_is_found(monkeypatch, mixed):
     """Small differences become large ones where tokens have 4 bits, but not as large as a tenth of an attention's scale."""
 
-    def wrong(target: Any) -> Any:
+    def wrong(target):
         layers = [layer.self_attn for layer in target.model.model.layers]
         for layer in layers:
             layer.scaling *= 1.1
@@ -242,7 +236,7 @@ def test_program_that_is_slightly_wrong_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.deep
-def test_job_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, mixed: tuple[Path, dict[str, Any]]) -> None:
+def test_job_answers_the_same_with_drafts(cli, tmp_path, mixed):
     ways = (("--strategy", "off"), ("--batch-size", 8))
     modes = ((), ("--engine-mode", "modules"))  # which round other operations: such a model may answer otherwise
     said = answers_of_jobs(cli, tmp_path, [("--model", mixed[0], *mode, *way) for mode in modes for way in ways])
@@ -251,7 +245,7 @@ def test_job_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, mixed: tuple
 
 
 @pytest.mark.deep
-def test_trie_calibrates_as_its_corpus_does(cli: Cli, tmp_path: Path, texts: Path, mixed: tuple[Path, dict[str, Any]]) -> None:
+def test_trie_calibrates_as_its_corpus_does(cli, tmp_path, texts, mixed):
     assert cli("build-trie", texts, "--tokenizer", DEMO, "-o", tmp_path / "t.trie").code == 0
     given = "--weights", "int4", "--activations", "mixed", "--calibration", tmp_path / "t.trie", "--loss-budget", 0.5
     shown = cli("quantize", "--model", DEMO, "-o", tmp_path / "new", *given)
@@ -262,9 +256,7 @@ def test_trie_calibrates_as_its_corpus_does(cli: Cli, tmp_path: Path, texts: Pat
     assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
 
 
-def test_where_there_is_no_kernel_it_is_refused(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Path, mixed: tuple[Path, dict[str, Any]]
-) -> None:
+def test_where_there_is_no_kernel_it_is_refused(cli, tmp_path, monkeypatch, texts, mixed):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     with pytest.raises(
         ModelError, match="its tokens have 4 and 8 bits, for which there are kernels for x86 CPUs with AVX2 only"
@@ -274,7 +266,7 @@ def test_where_there_is_no_kernel_it_is_refused(
     cli.fails(2, *given, saying=["there is no kernel for this CPU"])
 
 
-def test_command_refuses_what_makes_no_sense(cli: Cli, tmp_path: Path, texts: Path, make_trie: Callable[..., Any]) -> None:
+def test_command_refuses_what_makes_no_sense(cli, tmp_path, texts, make_trie):
     given = "quantize", "--model", DEMO, "-o", tmp_path / "a"
     cli.fails(2, *given, "--activations", "int4", saying=["--activations int4: choose none, int8, mixed"])
     cli.fails(2, *given, "--activations", "mixed", saying=["--calibration FILE"])

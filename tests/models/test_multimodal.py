@@ -1,7 +1,5 @@
 """Multimodal checkpoints answer text as the whole model does on its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +52,7 @@ def saved(kind: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_text_is_answered_as_the_whole_model_does(kind: str, tmp_path: Path) -> None:
+def test_text_is_answered_as_the_whole_model_does(kind, tmp_path):
     model = saved(kind, tmp_path)
     prompts = [[5, 6, 7, 8, 9], [11, 12, 13, 5, 6, 7, 40, 41, 42]]
     asked = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
@@ -65,14 +63,14 @@ def test_text_is_answered_as_the_whole_model_does(kind: str, tmp_path: Path) -> 
     assert [result.token_ids for result in results] == expected
 
 
-def test_whole_model_is_made_of_its_config_and_not_quantized_to_a_folder(tmp_path: Path) -> None:
+def test_whole_model_is_made_of_its_config_and_not_quantized_to_a_folder(tmp_path):
     model = saved("llava", tmp_path / "llava")
     assert type(random_model(str(tmp_path / "llava")).model) is type(model)
     with pytest.raises(ModelError, match="no tensor"):
         quantize_checkpoint(str(tmp_path / "llava"), str(tmp_path / "out"), "int8")
 
 
-def test_model_that_needs_images_is_refused(tmp_path: Path) -> None:
+def test_model_that_needs_images_is_refused(tmp_path):
     small = {**SIZES, "num_hidden_layers": 1, "encoder_hidden_size": 16}
     AutoConfig.for_model("blip", text_config=small, vision_config=VISION).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="blip model is not a causal language model"):

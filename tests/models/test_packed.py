@@ -1,7 +1,5 @@
 """Checkpoints of packed weights: what quantizing at load gives is what a checkpoint gives, and damage is found."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -15,21 +13,21 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from lookahead.backends.cpu.packed import EMBEDDING_BITS, matrix_of, packed, read_packed, tensors_of, unpacked
-from lookahead.backends.cpu.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.backends.cpu.quantized import QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.bench.on_model import weight_bytes
 from lookahead.errors import ModelError, UsageError
 from lookahead.models.load import load_model
 from lookahead.quantize import write_packed
 from lookahead.quantize.write_packed import quantize_checkpoint
 from tests.models.lossless import DEMO, answers_of_jobs
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four(tmp_path_factory):
     """The demo model in 4 bits."""
     folder = tmp_path_factory.mktemp("packed") / "four"
     quantize_checkpoint(DEMO, str(folder), "int4")
@@ -45,7 +43,7 @@ def changed(folder: Path, into: Path, change: Callable[[dict[str, torch.Tensor]]
     return into
 
 
-def test_numbers_are_packed_lowest_bits_first() -> None:
+def test_numbers_are_packed_lowest_bits_first():
     numbers = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]], dtype=torch.uint8)
     assert packed(numbers, 4).tolist() == [[0x87654321 - (1 << 32), 9]]
     assert packed(numbers[:, :5], 8).tolist() == [[0x04030201, 5]]
@@ -55,30 +53,28 @@ def test_numbers_are_packed_lowest_bits_first() -> None:
 
 @pytest.mark.parametrize("quantize", [in_8_bits, in_4_bits])
 @pytest.mark.parametrize(("outputs", "inner"), [(100, 192), (3, 64), (64, 128)])
-def test_matrix_comes_back_from_its_tensors(quantize: Callable[[torch.Tensor], Quantized], outputs: int, inner: int) -> None:
+def test_matrix_comes_back_from_its_tensors(quantize, outputs, inner):
     matrix = quantize(torch.randn(outputs, inner))
     tensors = {name.rpartition("weight_")[2]: tensor for name, tensor in tensors_of("a", matrix).items()}
     back = matrix_of(tensors, 8 if matrix.zeros is None else 4)
-    assert back is not None
     assert back.numbers.equal(matrix.numbers)
     assert back.scales.equal(matrix.scales)
     assert back.zeros is matrix.zeros is None or back.zeros.equal(matrix.zeros)
 
 
-def test_larger_groups_and_symmetric_weights_are_read_and_others_left() -> None:
+def test_larger_groups_and_symmetric_weights_are_read_and_others_left():
     matrix = in_4_bits(torch.randn(8, 256))
     tensors = {name.rpartition("weight_")[2]: tensor for name, tensor in tensors_of("a", matrix).items()}
     del tensors["zero_point"]
     tensors["scale"] = tensors["scale"][:, ::2]  # groups of 128
     read = matrix_of(tensors, 4)
-    assert read is not None
     weight = (matrix.numbers.float() - 8).view(8, 2, 128) * tensors["scale"].float()[..., None]
     assert read.to_dense().equal(weight.view(8, 256))
     assert matrix_of({**tensors, "scale": torch.rand(8, 8).bfloat16()}, 4) is None, "groups of 32"
     assert matrix_of({**tensors, "scale": torch.rand(8, 2)}, 4) is None, "scales that bfloat16 does not hold"
 
 
-def test_embedding_of_another_checkpoint_stays_as_it_is(tmp_path: Path, four: Path) -> None:
+def test_embedding_of_another_checkpoint_stays_as_it_is(tmp_path, four):
     """One whose config.json does not say that it is to be quantized."""
     shutil.copytree(four, tmp_path / "other")
     said = json.loads((tmp_path / "other" / "config.json").read_text())
@@ -90,7 +86,7 @@ def test_embedding_of_another_checkpoint_stays_as_it_is(tmp_path: Path, four: Pa
 
 
 @pytest.mark.parametrize("scheme", [*deep(["int8"]), "int4"])
-def test_checkpoint_is_the_model_that_was_quantized_at_load(tmp_path: Path, scheme: str) -> None:
+def test_checkpoint_is_the_model_that_was_quantized_at_load(tmp_path, scheme):
     """Embeddings of the demo model are tied: its output layer becomes a matrix of its own."""
     written = quantize_checkpoint(DEMO, str(tmp_path / "new"), scheme)
     assert written.bytes_after < written.bytes_before * (0.5 if scheme == "int4" else 0.7)
@@ -109,21 +105,19 @@ def test_checkpoint_is_the_model_that_was_quantized_at_load(tmp_path: Path, sche
     assert (tmp_path / "new" / "tokenizer.json").exists()
 
 
-def test_checkpoint_of_several_files_is_read_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, four: Path) -> None:
+def test_checkpoint_of_several_files_is_read_as_one(monkeypatch, tmp_path, four):
     monkeypatch.setattr(write_packed, "SHARD_BYTES", 1 << 20)
     quantize_checkpoint(DEMO, str(tmp_path / "new"), "int4")
     names = sorted(path.name for path in (tmp_path / "new").glob("*.safetensors"))
     assert len(names) > 3
     assert names[0] == f"model-00001-of-{len(names):05}.safetensors"
     one, several = read_packed(four), read_packed(tmp_path / "new")
-    assert one is not None
-    assert several is not None
     assert one[0].keys() == several[0].keys()
     assert all(one[0][name].numbers.equal(several[0][name].numbers) for name in one[0])
     assert load_model(str(tmp_path / "new"), device="cpu").linear == "int4"
 
 
-def test_weights_whose_inputs_fill_no_groups_have_8_bits_and_routers_stay(tiny_model, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_weights_whose_inputs_fill_no_groups_have_8_bits_and_routers_stay(tiny_model, tmp_path):
     """The tiny model: inputs of 32 but for down_proj, of 64."""
     copy.deepcopy(tiny_model("llama")).save_pretrained(tmp_path / "llama")
     layers = quantize_checkpoint(str(tmp_path / "llama"), str(tmp_path / "new"), "int4").layers
@@ -133,7 +127,7 @@ def test_weights_whose_inputs_fill_no_groups_have_8_bits_and_routers_stay(tiny_m
     assert load_model(str(tmp_path / "new"), device="cpu").exact
 
 
-def test_damage_is_named(tmp_path: Path, four: Path) -> None:
+def test_damage_is_named(tmp_path, four):
     layer = "model.layers.0.mlp.up_proj"
     without = changed(four, tmp_path / "a", lambda t: t.pop(f"{layer}.weight_scale"))
     short = changed(four, tmp_path / "b", lambda t: t.update({f"{layer}.weight_packed": t[f"{layer}.weight_packed"][:8]}))
@@ -150,7 +144,7 @@ def test_damage_is_named(tmp_path: Path, four: Path) -> None:
             load_model(str(folder), device="cpu")
 
 
-def test_what_cannot_be_quantized_is_refused(tmp_path: Path, four: Path) -> None:
+def test_what_cannot_be_quantized_is_refused(tmp_path, four):
     with pytest.raises(UsageError, match="--weights int3: choose int8, int4"):
         quantize_checkpoint(DEMO, str(tmp_path / "new"), "int3")
     with pytest.raises(UsageError, match="is there already"):
@@ -168,7 +162,7 @@ def test_what_cannot_be_quantized_is_refused(tmp_path: Path, four: Path) -> None
 
 
 @pytest.mark.deep
-def test_report_says_what_was_lost(cli: Cli, tmp_path: Path) -> None:
+def test_report_says_what_was_lost(cli, tmp_path):
     text = write_jsonl(tmp_path / "held.jsonl", [{"text": f"Question: {n} pears cost {2 * n}.\nAnswer: {n}"} for n in range(9)])
     out = tmp_path / "new"
     given = ("quantize", "--model", DEMO, "-o", out, "--weights", "int4", "--text", text, "--rows", 5)
@@ -186,7 +180,7 @@ def test_report_says_what_was_lost(cli: Cli, tmp_path: Path) -> None:
         assert line in " ".join(shown.out.split())
 
 
-def test_command_refuses_what_makes_no_sense(cli: Cli, tmp_path: Path) -> None:
+def test_command_refuses_what_makes_no_sense(cli, tmp_path):
     cli.fails(2, "quantize", "--weights", "int4", saying=["name a model and a new folder"])
     cli.fails(2, "quantize", "--model", DEMO, "-o", tmp_path / "a", "--rows", 5, saying=["--text FILE"])
     cli.fails(2, "quantize", "--model", DEMO, "-o", tmp_path, "--weights", "int2", saying=["choose int8, int4"])
@@ -197,7 +191,7 @@ def test_command_refuses_what_makes_no_sense(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli: Cli, tmp_path: Path, four: Path) -> None:
+def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli, tmp_path, four):
     stored, at_load = ("--model", four), ("--model", DEMO, "--quantize", "int4")
     jobs = (*stored, "--strategy", "off"), (*stored, "--batch-size", 8), at_load, ("--model", DEMO)
     plain, drafted, quantized, other = answers_of_jobs(cli, tmp_path, jobs)
@@ -207,7 +201,7 @@ def test_job_of_a_quantized_model_answers_the_same_with_drafts(cli: Cli, tmp_pat
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("scheme", "bar"), [("int8", 0.55), ("int4", 0.32)])
-def test_packed_embedding_is_that_of_a_model_quantized_at_load(tmp_path: Path, scheme: str, bar: float) -> None:
+def test_packed_embedding_is_that_of_a_model_quantized_at_load(tmp_path, scheme, bar):
     """A Llama of 12M numbers with an output layer of its own; the bars are of bfloat16."""
     sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 3072}
     torch.manual_seed(0)
@@ -225,7 +219,7 @@ def test_packed_embedding_is_that_of_a_model_quantized_at_load(tmp_path: Path, s
 
 
 @pytest.mark.deep
-def test_packed_embedding_that_is_tied_stays_tied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_embedding_that_is_tied_stays_tied(tmp_path, monkeypatch):
     written = quantize_checkpoint(DEMO, str(tmp_path / "new"), "int4", pack_embedding=True)
     assert "lm_head" not in {layer.name for layer in written.layers}
     stored, at_load = load_model(str(tmp_path / "new"), device="cpu"), load_model(DEMO, device="cpu", quantize="int4")

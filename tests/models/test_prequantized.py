@@ -1,7 +1,5 @@
 """Checkpoints of other libraries: one that cannot be loaded is refused in a line, one that is not exact decodes plainly."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
@@ -44,7 +42,7 @@ def said_to_be(folder: Path, settings: dict[str, Any]) -> Path:
     return folder
 
 
-def test_method_that_transformers_does_not_know_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_method_that_transformers_does_not_know_is_refused(tmp_path, capsys):
     """It would take the packed numbers for weights."""
     folder = said_to_be(tmp_path / "odd", {"quant_method": "oddly"})
     with pytest.raises(ModelError, match="odd: its weights are quantized by oddly, which transformers cannot load"):
@@ -54,10 +52,10 @@ def test_method_that_transformers_does_not_know_is_refused(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("method", LIBRARIES)
-def test_library_that_is_not_installed_is_named(tmp_path: Path, method: str) -> None:
+def test_library_that_is_not_installed_is_named(tmp_path, method):
     if importlib.util.find_spec(LIBRARIES[method]):
         pytest.skip(f"{LIBRARIES[method]} is installed")
-    settings: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": 128}
+    settings = {"quant_method": method, "bits": 4, "group_size": 128}
     if method == "torchao":
         settings = WEIGHTS_ONLY[3]
     if method == "bitsandbytes":
@@ -67,7 +65,7 @@ def test_library_that_is_not_installed_is_named(tmp_path: Path, method: str) -> 
 
 
 @pytest.mark.parametrize("settings", WITH_TOKENS)
-def test_model_that_quantizes_tokens_decodes_plainly_unless_it_is_exact(tiny_model, settings: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
+def test_model_that_quantizes_tokens_decodes_plainly_unless_it_is_exact(tiny_model, settings):
     config = SimpleNamespace(quantization_config=settings)
     assert quantizes_tokens(settings)
     unlike = dataclasses.replace(probed(tiny_model("llama")), attends_by_op=False, program=None)  # not in a fixed order
@@ -78,7 +76,7 @@ def test_model_that_quantizes_tokens_decodes_plainly_unless_it_is_exact(tiny_mod
 
 
 @pytest.mark.parametrize("settings", WEIGHTS_ONLY)
-def test_model_whose_weights_alone_are_quantized_verifies_drafts(tiny_model, settings: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
+def test_model_whose_weights_alone_are_quantized_verifies_drafts(tiny_model, settings):
     assert not quantizes_tokens(settings)
     target = dataclasses.replace(probed(tiny_model("llama")), attends_by_op=False, program=None)
     assert exact_where_needed(target, SimpleNamespace(quantization_config=settings)) is target
@@ -88,7 +86,7 @@ def test_model_whose_weights_alone_are_quantized_verifies_drafts(tiny_model, set
 @pytest.mark.parametrize(
     ("kind", "mode"), [("Int8WeightOnlyConfig", "packed"), ("Int8DynamicActivationInt8WeightConfig", "plain")]
 )
-def test_model_of_torchao(kind: str, mode: str) -> None:
+def test_model_of_torchao(kind, mode):
     quantization = pytest.importorskip("torchao.quantization")
     settings = TorchAoConfig(getattr(quantization, kind)())
     model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, quantization_config=settings).eval()

@@ -1,7 +1,5 @@
 """The probe: what computes a model's scores is accepted, whatever rounding does to them; what computes others is refused."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from typing import Any
@@ -59,17 +57,17 @@ def check_mutants(model: Any, monkeypatch: pytest.MonkeyPatch, hidden: set[str])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_programs_of_models_that_are_a_little_wrong_are_refused(tiny_model, dtype, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_programs_of_models_that_are_a_little_wrong_are_refused(tiny_model, dtype, monkeypatch):
     check_mutants(uneven(copy.deepcopy(tiny_model("llama"))).to(dtype), monkeypatch, HIDDEN_BY_HALF if dtype in HALF else set())
 
 
 @pytest.mark.parametrize("field", [FIRST, TRUNK])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_mask_that_is_off_by_one_is_refused(tiny_model, dtype, field, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_mask_that_is_off_by_one_is_refused(tiny_model, dtype, field, monkeypatch):
     model = lay_out(copy.deepcopy(tiny_model("llama")).to(dtype))
     run = Program.run
 
-    def shifted(program: Program, pack: Any, wanted: Any, cache: Any) -> torch.Tensor:
+    def shifted(program, pack, wanted, cache):
         meta = pack.meta.clone()
         if field == FIRST:  # a window of a token less than there are
             meta[..., FIRST] = meta[..., FIRST].clamp_min(1)
@@ -84,7 +82,7 @@ def test_mask_that_is_off_by_one_is_refused(tiny_model, dtype, field, monkeypatc
 
 @needs_halves
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral", "deepseek_v3", *deep(["qwen3_next", "gpt2", "glm4_moe"])])
-def test_wide_scores_are_those_of_the_model_in_float32(tiny_model, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_wide_scores_are_those_of_the_model_in_float32(tiny_model, name):
     """Of a model in bfloat16, and of the same weights in float32."""
     half = copy.deepcopy(tiny_model(name)).bfloat16()
     single = copy.deepcopy(half).float()
@@ -100,7 +98,7 @@ def test_wide_scores_are_those_of_the_model_in_float32(tiny_model, name: str) ->
     assert float((rounded.float() - theirs).abs().max()) > 5e-3 * spread
 
 
-def test_scores_that_are_no_numbers_are_refused(tiny_model, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_scores_that_are_no_numbers_are_refused(tiny_model, monkeypatch):
     model = copy.deepcopy(tiny_model("llama"))
     model.model.norm.weight.data[3] = torch.nan
     target = probed(model)
@@ -109,7 +107,7 @@ def test_scores_that_are_no_numbers_are_refused(tiny_model, monkeypatch) -> None
 
 
 @needs_halves
-def test_coarse_rounding_costs_no_drafts(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_coarse_rounding_costs_no_drafts(tiny_model):
     """A model whose scores in half precision are far from those in float32, however they are computed."""
     model = copy.deepcopy(tiny_model("llama"))
     for weight in model.model.layers.parameters():

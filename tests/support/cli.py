@@ -1,7 +1,5 @@
 """Running one command line in this process, as the installed command does."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable

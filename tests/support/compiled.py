@@ -3,8 +3,6 @@
 As a command, in processes beside each other: `python -m tests.support.compiled drafts`, `forwards`.
 """
 
-from __future__ import annotations
-
 import platform
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What this CPU has kernels for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

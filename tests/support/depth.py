@@ -1,7 +1,5 @@
 """Values of a parametrisation that only `pytest -m deep` takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

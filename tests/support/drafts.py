@@ -1,7 +1,5 @@
 """Drafts whose use is known: stand-ins for Drafter, made from the answer that a model is known to give."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lookahead.draft.drafter import Drafter
@@ -120,3 +118,18 @@ def tree_of(token_ids, parents):
     sources[0] = -1
     ones = np.ones(len(parents), np.float32)
     return DraftTree(np.array(token_ids, np.int32), np.array(parents, np.int32), ones, sources, matches)
+
+
+def paths_of(tree):
+    """The tokens from the root to each node, the root's own left out."""
+    paths = [()]
+    for token_id, parent in zip(tree.token_ids[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+        paths.append((*paths[parent], token_id))
+    return paths
+
+
+def answered(drafter, prompt, answer):
+    """A finished request."""
+    row = drafter.start(prompt)
+    row.accept(answer)
+    row.finish()

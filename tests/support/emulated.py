@@ -4,8 +4,6 @@ As in a CUDA graph, operations read and write the tensors that they had when the
 would read from the device, and so cannot be captured, raises HostRead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

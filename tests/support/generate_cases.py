@@ -4,8 +4,6 @@ A case is made of its number alone. The truth knows nothing of lookahead: the co
 arguments of `generate`, after `torch.manual_seed`. Fields that are not used are set for the engine only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -232,8 +230,6 @@ def asked_of_rows(draw: random.Random) -> dict[str, Any]:
 
 
 # ---- what `generate` is asked for
-
-
 def arguments(found: Case, prompt_length: int) -> dict[str, Any]:
     """Of `model.generate`, as a user would write them for what the case asks."""
     asked, own = found.asked, found.own

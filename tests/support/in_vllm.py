@@ -5,8 +5,6 @@ prompt a list of samples, "runner", "drafter", "steps", "drafted", "by_source": 
 draft source, "warnings"}.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,12 +1,10 @@
 """Jobs on the demo model for tests: prompts, a command line in a process of its own, what of its output must be the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,10 @@ UNSTEADY = {"seconds", "steps", "draft_tokens", "accepted_tokens", "edl", "accep
 COMMAND = "from lookahead_cli.app import main; main()"
 
 
-def job_process(*options: object, limits: Mapping[str, int] | None = None) -> Program:
-    """`lookahead generate` with the demo model, in a process that starts at once. limits: see `Program`."""
+def job_process(*options: object) -> Program:
+    """`lookahead generate` with the demo model, in a process that starts at once."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return Program(COMMAND, "generate", "--model", MODEL, *options, environment=environment, limits=limits)
+    return Program(COMMAND, "generate", "--model", MODEL, *options, environment=environment)
 
 
 def installed_command(*arguments: object) -> subprocess.CompletedProcess[str]:

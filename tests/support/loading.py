@@ -4,8 +4,6 @@ What an engine learns is its own; only the model and how it verifies are shared.
 do the commands that tests start as processes.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

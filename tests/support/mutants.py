@@ -4,34 +4,27 @@ What a wrong lowering could make of a model, made by changing the model: a progr
 model must refuse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-Mutant = Callable[[Any], None]  # changes a model in place
-MUTANTS: dict[str, Mutant] = {}
+Mutant = Callable[[Any], object]  # changes a model in place
 # Move a tiny model less than rounding to half precision may
 HIDDEN_BY_HALF = {"bias of the last output", "scale of attention 1.001", "epsilon of a tenth"}
-
-
-def mutant(name: str) -> Callable[[Mutant], Mutant]:
-    def add(mutate: Mutant) -> Mutant:
-        MUTANTS[name] = mutate
-        return mutate
-
-    return add
 
 
 def _norms(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "variance_epsilon") or hasattr(module, "eps")]
 
 
-def _middle(model: Any) -> int:
-    return len(model.model.layers) // 2
+def _middle(model: Any) -> Any:
+    return model.model.layers[len(model.model.layers) // 2]
+
+
+def _last(model: Any) -> Any:
+    return model.model.layers[-1]
 
 
 class _After(nn.Module):
@@ -84,181 +77,110 @@ def _each_layer(change: Callable[[Any], None]) -> Mutant:
     return mutate
 
 
-MUTANTS.update(
-    {
-        "rope base times 2": _change_frequencies(lambda f, n: _rebased(f, 2)),
-        "rope base times 1.05": _change_frequencies(lambda f, n: _rebased(f, 1.05)),
-        "rope scaled linearly": _change_frequencies(lambda f, n: f / 2),
-        "rope of half the width": _change_frequencies(lambda f, n: torch.where(torch.arange(n) < n // 2, f, torch.zeros(()))),
-        "rope frequencies backwards": _change_frequencies(lambda f, n: f.flip(0)),
-        "rope's sign": _change_frequencies(lambda f, n: -f),
-        "epsilon times 10": _scale_epsilon(10),
-        "epsilon times 100": _scale_epsilon(100),
-        "epsilon of a tenth": _scale_epsilon(0.1),
-        "scale of attention 1.001": _scale_attention(1.001),
-        "scale of attention 1.05": _scale_attention(1.05),
-        "scale of attention 2": _scale_attention(2),
-        "scale of attention in the last layer 1.2": _scale_attention(1.2, last_only=True),
-        "attention without a scale": _each_layer(lambda layer: setattr(layer.self_attn, "scaling", 1.0)),
-    }
-)
-
-
-@mutant("no last norm")
-def _(model: Any) -> None:
-    model.model.norm = nn.Identity()
-
-
-@mutant("no norm in a layer")
-def _(model: Any) -> None:
-    model.model.layers[_middle(model)].post_attention_layernorm = nn.Identity()
-
-
-@mutant("norms' weights and one")
-def _(model: Any) -> None:
-    for norm in _norms(model):
-        norm.weight.data += 1
-
-
-@mutant("norms exchanged")
-def _(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.input_layernorm, layer.post_attention_layernorm = layer.post_attention_layernorm, layer.input_layernorm
-
-
-def _with_bias(linear: nn.Linear, size: float) -> None:
-    linear.bias = nn.Parameter(torch.full_like(linear.weight[:, 0], size))
-
-
-@mutant("bias of queries")
-def _(model: Any) -> None:
-    for layer in model.model.layers:
-        _with_bias(layer.self_attn.q_proj, 0.05)
-
-
-@mutant("bias of values in a layer")
-def _(model: Any) -> None:
-    _with_bias(model.model.layers[_middle(model)].self_attn.v_proj, 0.02)
-
-
-@mutant("bias of the last output")
-def _(model: Any) -> None:
-    _with_bias(model.model.layers[-1].mlp.down_proj, 1e-3)
-
-
-@mutant("bias of the head")
-def _(model: Any) -> None:
-    model.lm_head.bias = nn.Parameter(torch.linspace(-0.5, 0.5, model.lm_head.out_features).to(model.dtype))
-
-
-@mutant("soft cap of scores")
-def _(model: Any) -> None:
-    spread = 2 * float(model(torch.arange(3, 20)[None]).logits.abs().max())
-    model.lm_head = _After(model.lm_head, lambda scores: torch.tanh(scores / spread) * spread)
-
-
-@mutant("scores scaled")
-def _(model: Any) -> None:
-    model.lm_head = _After(model.lm_head, lambda scores: scores * 1.1)
-
-
-@mutant("embedding scaled")
-def _(model: Any) -> None:
-    model.model.embed_tokens = _After(model.model.embed_tokens, lambda rows: rows * rows.shape[-1] ** 0.5)
-
-
-@mutant("embedding scaled a little")
-def _(model: Any) -> None:
-    model.model.embed_tokens = _After(model.model.embed_tokens, lambda rows: rows * 1.02)
-
-
-@mutant("heads of queries in another order")
-def _(model: Any) -> None:
-    attention = model.model.layers[_middle(model)].self_attn
-    weight = attention.q_proj.weight.data
-    weight.copy_(weight.view(-1, attention.head_dim, weight.shape[1]).flip(0).reshape(weight.shape))
-
-
-@mutant("heads of keys in another order")
-def _(model: Any) -> None:
-    attention = model.model.layers[-1].self_attn
-    weight = attention.k_proj.weight.data
-    weight.copy_(weight.view(-1, attention.head_dim, weight.shape[1]).flip(0).reshape(weight.shape))
-
-
-@mutant("keys for values")
-def _(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.v_proj = layer.self_attn.k_proj
-
-
-@mutant("sign of what attention gives")
-def _(model: Any) -> None:
-    model.model.layers[_middle(model)].self_attn.o_proj.weight.data.neg_()
-
-
-@mutant("attention of a layer skipped")
-def _(model: Any) -> None:
-    model.model.layers[-1].self_attn.o_proj.weight.data.zero_()
-
-
-@mutant("last layer skipped")
-def _(model: Any) -> None:
-    model.model.layers[-1].self_attn.o_proj.weight.data.zero_()
-    model.model.layers[-1].mlp.down_proj.weight.data.zero_()
-
-
-@mutant("weights of two layers exchanged")
-def _(model: Any) -> None:
-    one, other = model.model.layers[_middle(model)], model.model.layers[_middle(model) - 1]
-    one.mlp, other.mlp = other.mlp, one.mlp
-
-
-@mutant("weights of attention of two layers exchanged")
-def _(model: Any) -> None:
-    one, other = (model.model.layers[_middle(model) - k].self_attn for k in (0, 1))
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+def _exchange(one: Any, other: Any, *names: str) -> None:
+    for name in names:
         ours, theirs = getattr(one, name), getattr(other, name)
         setattr(one, name, theirs)
         setattr(other, name, ours)
 
 
-@mutant("norms of queries and keys")
-def _(model: Any) -> None:
-    width = model.model.layers[0].self_attn.head_dim
+def _exchange_within(owner: Any, first: str, second: str) -> None:
+    one, other = getattr(owner, first), getattr(owner, second)
+    setattr(owner, first, other)
+    setattr(owner, second, one)
 
+
+def _two(model: Any) -> tuple[Any, Any]:
+    """The middle layer and the one before."""
+    middle = len(model.model.layers) // 2
+    return model.model.layers[middle], model.model.layers[middle - 1]
+
+
+def _add_bias(linear: nn.Linear, size: float) -> None:
+    linear.bias = nn.Parameter(torch.full_like(linear.weight[:, 0], size))
+
+
+def _flip_heads(linear: nn.Linear, width: int) -> None:
+    weight = linear.weight.data
+    weight.copy_(weight.view(-1, width, weight.shape[1]).flip(0).reshape(weight.shape))
+
+
+def _after(owner: Any, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    setattr(owner, name, _After(getattr(owner, name), change))
+
+
+def _cap_scores(model: Any) -> None:
+    spread = 2 * float(model(torch.arange(3, 20)[None]).logits.abs().max())
+    _after(model, "lm_head", lambda scores: torch.tanh(scores / spread) * spread)
+
+
+def _norm_heads(attention: Any) -> None:
     def normed(states: torch.Tensor) -> torch.Tensor:
-        heads = states.view(*states.shape[:-1], -1, width).float()
+        heads = states.view(*states.shape[:-1], -1, attention.head_dim).float()
         return (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + 1e-6)).flatten(-2).to(states)
 
-    for layer in model.model.layers:
-        layer.self_attn.q_proj = _After(layer.self_attn.q_proj, normed)
-        layer.self_attn.k_proj = _After(layer.self_attn.k_proj, normed)
+    _after(attention, "q_proj", normed)
+    _after(attention, "k_proj", normed)
 
 
-@mutant("another activation")
-def _(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.mlp.act_fn = nn.GELU()
-
-
-@mutant("another activation in the last layer")
-def _(model: Any) -> None:
-    model.model.layers[-1].mlp.act_fn = nn.GELU()
-
-
-@mutant("gate and up exchanged")
-def _(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.mlp.gate_proj, layer.mlp.up_proj = layer.mlp.up_proj, layer.mlp.gate_proj
-
-
-@mutant("a head of its own")
-def _(model: Any) -> None:
+def _separate_head(model: Any) -> None:
     weight = model.lm_head.weight.detach()
     model.lm_head.weight = nn.Parameter(weight + 0.05 * weight.std() * torch.randn_like(weight))
 
 
-@mutant("embedding for the head")
-def _(model: Any) -> None:
+def _embedding_as_head(model: Any) -> None:
     model.lm_head.weight = nn.Parameter(model.model.embed_tokens.weight.detach().roll(1, 0).clone())
+
+
+def _head_bias(model: Any) -> None:
+    model.lm_head.bias = nn.Parameter(torch.linspace(-0.5, 0.5, model.lm_head.out_features).to(model.dtype))
+
+
+MUTANTS: dict[str, Mutant] = {
+    "rope base times 2": _change_frequencies(lambda f, n: _rebased(f, 2)),
+    "rope base times 1.05": _change_frequencies(lambda f, n: _rebased(f, 1.05)),
+    "rope scaled linearly": _change_frequencies(lambda f, n: f / 2),
+    "rope of half the width": _change_frequencies(lambda f, n: torch.where(torch.arange(n) < n // 2, f, torch.zeros(()))),
+    "rope frequencies backwards": _change_frequencies(lambda f, n: f.flip(0)),
+    "rope's sign": _change_frequencies(lambda f, n: -f),
+    "epsilon times 10": _scale_epsilon(10),
+    "epsilon times 100": _scale_epsilon(100),
+    "epsilon of a tenth": _scale_epsilon(0.1),
+    "scale of attention 1.001": _scale_attention(1.001),
+    "scale of attention 1.05": _scale_attention(1.05),
+    "scale of attention 2": _scale_attention(2),
+    "scale of attention in the last layer 1.2": _scale_attention(1.2, last_only=True),
+    "attention without a scale": _each_layer(lambda layer: setattr(layer.self_attn, "scaling", 1.0)),
+    "no last norm": lambda model: setattr(model.model, "norm", nn.Identity()),
+    "no norm in a layer": lambda model: setattr(_middle(model), "post_attention_layernorm", nn.Identity()),
+    "norms' weights and one": lambda model: [norm.weight.data.add_(1) for norm in _norms(model)],
+    "norms exchanged": _each_layer(lambda layer: _exchange_within(layer, "input_layernorm", "post_attention_layernorm")),
+    "bias of queries": _each_layer(lambda layer: _add_bias(layer.self_attn.q_proj, 0.05)),
+    "bias of values in a layer": lambda model: _add_bias(_middle(model).self_attn.v_proj, 0.02),
+    "bias of the last output": lambda model: _add_bias(_last(model).mlp.down_proj, 1e-3),
+    "bias of the head": _head_bias,
+    "soft cap of scores": _cap_scores,
+    "scores scaled": lambda model: _after(model, "lm_head", lambda scores: scores * 1.1),
+    "embedding scaled": lambda model: _after(model.model, "embed_tokens", lambda rows: rows * rows.shape[-1] ** 0.5),
+    "embedding scaled a little": lambda model: _after(model.model, "embed_tokens", lambda rows: rows * 1.02),
+    "heads of queries in another order": lambda model: _flip_heads(
+        _middle(model).self_attn.q_proj, _middle(model).self_attn.head_dim
+    ),
+    "heads of keys in another order": lambda model: _flip_heads(_last(model).self_attn.k_proj, _last(model).self_attn.head_dim),
+    "keys for values": _each_layer(lambda layer: setattr(layer.self_attn, "v_proj", layer.self_attn.k_proj)),
+    "sign of what attention gives": lambda model: _middle(model).self_attn.o_proj.weight.data.neg_(),
+    "attention of a layer skipped": lambda model: _last(model).self_attn.o_proj.weight.data.zero_(),
+    "last layer skipped": lambda model: [
+        each.weight.data.zero_() for each in (_last(model).self_attn.o_proj, _last(model).mlp.down_proj)
+    ],
+    "weights of two layers exchanged": lambda model: _exchange(*_two(model), "mlp"),
+    "weights of attention of two layers exchanged": lambda model: _exchange(
+        *(layer.self_attn for layer in _two(model)), "q_proj", "k_proj", "v_proj", "o_proj"
+    ),
+    "norms of queries and keys": _each_layer(lambda layer: _norm_heads(layer.self_attn)),
+    "another activation": _each_layer(lambda layer: setattr(layer.mlp, "act_fn", nn.GELU())),
+    "another activation in the last layer": lambda model: setattr(_last(model).mlp, "act_fn", nn.GELU()),
+    "gate and up exchanged": _each_layer(lambda layer: _exchange_within(layer.mlp, "gate_proj", "up_proj")),
+    "a head of its own": _separate_head,
+    "embedding for the head": _embedding_as_head,
+}

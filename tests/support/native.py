@@ -1,7 +1,5 @@
 """A copy of the files that compile and cache kernels, as a package of its own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

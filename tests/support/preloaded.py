@@ -1,19 +1,16 @@
 """Runs Python programs in processes forked from this one, which has imported torch, transformers and lookahead and loaded its
 kernels: a program starts in milliseconds and not after seconds of imports. processes.py is the side of a test.
 
-In: connections to a socket, each with a line of JSON {"code", "arguments", "environment", "folder", "limits"} and three files
+In: connections to a socket, each with a line of JSON {"code", "arguments", "environment", "folder"} and three files
 for stdin, stdout and stderr. Out: on each connection a line with the PID, and at the program's end one with its wait status.
 The program runs as `python -c CODE ARGUMENTS` does, to the end of its interpreter. This process ends when its stdin does.
 """
-
-from __future__ import annotations
 
 import array
 import contextlib
 import importlib
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -107,8 +104,6 @@ def become(task: Task, files: list[int]) -> None:
     os.environ.update(task["environment"])
     os.chdir(task["folder"])
     tempfile.tempdir = None  # it is asked of the environment again
-    for name, limit in task["limits"].items():
-        resource.setrlimit(getattr(resource, name), (limit, limit))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["-c", *task["arguments"]]
 

@@ -46,26 +46,15 @@ def server() -> Server:
 
 
 class Program:
-    """`python -c code arguments`, with pipes for its stdin, stdout and stderr.
+    """`python -c code arguments`, with pipes for its stdin, stdout and stderr."""
 
-    limits: by name of `resource`, such as RLIMIT_FSIZE, what the process may take.
-    """
-
-    def __init__(
-        self,
-        code: str,
-        *arguments: object,
-        environment: Mapping[str, str] | None = None,
-        folder: Path | None = None,
-        limits: Mapping[str, int] | None = None,
-    ):
+    def __init__(self, code: str, *arguments: object, environment: Mapping[str, str] | None = None, folder: Path | None = None):
         self.returncode: int | None = None
         task = {
             "code": code,
             "arguments": [str(argument) for argument in arguments],
             "environment": dict(os.environ if environment is None else environment),
             "folder": str(folder or Path.cwd()),
-            "limits": dict(limits or {}),
         }
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = os.pipe(), os.pipe(), os.pipe()
         self.connection = socket.socket(socket.AF_UNIX)

@@ -1,7 +1,5 @@
 """Forty JSON schemas: nested objects, arrays, enums, unions, numbers, texts with patterns, formats and escapes, references."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Schema = dict[str, Any]

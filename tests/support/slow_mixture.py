@@ -52,9 +52,8 @@ END = 1 << 40  # closes each document; sorts behind every token
 ZERO, ONE = F(0), F(1)
 NOTHING = F(2.0**-24)  # path probability below which nothing is drafted
 
+
 # ---- where a context stands
-
-
 @dataclasses.dataclass
 class Text:
     """Documents in a row, each closed by END; suffixes begin at `positions`. A place is where a context goes on."""
@@ -140,8 +139,6 @@ def lead(leaders: list[list[int]], token: int, count: int, note: int) -> None:
 
 
 # ---- who says what
-
-
 @dataclasses.dataclass
 class Aligned:
     """A match that broke: where it would be now, how long it was, misses, hits since the last one."""

@@ -1,7 +1,5 @@
 """Random corpora, what a scan of them answers, and trie files made in every way: shared by the tests of the trie store."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import zlib
@@ -34,9 +32,8 @@ VOCAB_SIZES = [4, 65534, 65535, 70000]
 ARRAYS = tuple(format.SECTION_DTYPES)
 FINGERPRINT = "0123456789abcdef"
 
+
 # ---- corpora
-
-
 @st.composite
 def texts(draw: Any, token: Any, longest: int) -> list[int]:
     """One document: short pieces, some of them many times in a row, so that text repeats itself also beyond DEPTH tokens."""
@@ -104,8 +101,6 @@ def segment_of(documents: Sequence[Sequence[int]], vocab_size: int) -> SimpleNam
 
 
 # ---- files
-
-
 def build_ids(path: Path, documents: Sequence[Sequence[int]], vocab_size: int = 10, source: str = "a", **options: Any) -> Trie:
     """A trie of token ids at `path`, all of one source."""
     build_trie([TokenDocument(ids, source) for ids in documents], path, TokenizerIdentity(vocab_size, FINGERPRINT), **options)
@@ -178,8 +173,6 @@ def rewrite_header(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 # ---- what is asked of them
-
-
 def counts_of(documents: Sequence[Sequence[int]]) -> tuple[Counter, dict[tuple[int, ...], Counter]]:
     """(how often each text of up to DEPTH tokens stands inside a document, and what follows it there how often)."""
     counts: Counter = Counter()

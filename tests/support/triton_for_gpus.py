@@ -3,8 +3,6 @@
 python tests/support/triton_for_gpus.py CAPABILITY "DTYPE HEADS_THAT_SHARE_KEYS WIDTH" ... prints a JSON object for each shape.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Lets vLLM's V2 runner run on a CPU without Triton's CPU backend: by Triton's interpreter. Import it before vllm."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

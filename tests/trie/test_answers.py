@@ -1,7 +1,5 @@
 """However a trie came to be, it answers as a scan of its documents does."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort
 from tests.support.depth import deep, some_deep
-from tests.support.tries import ARRAYS, VOCAB_SIZES, append_ids, assert_answers, build_ids, corpora, texts, tiny_runs
+from tests.support.tries import ARRAYS, VOCAB_SIZES, append_ids, assert_answers, build_ids, texts, tiny_runs
 
 
 def built_in_one_run(path, parts, vocab_size):
@@ -140,17 +138,3 @@ def test_merge_is_the_build_over_all_corpora_array_for_array(make, corpus):
             assert one.tobytes() == other.tobytes(), name
         assert merged_trie.header.segments == built.header.segments
         assert merged_trie.header.sources == built.header.sources
-
-
-@given(corpora(longest=12), st.permutations(range(6)))
-def test_counts_do_not_depend_on_the_order_of_documents(corpus, order):
-    documents, vocab_size = corpus
-    shuffled = [documents[number] for number in order if number < len(documents)]
-    with tempfile.TemporaryDirectory() as folder:
-        trie = build_ids(Path(folder) / "x.trie", shuffled, vocab_size)
-        other = build_ids(Path(folder) / "y.trie", documents, vocab_size)
-        for document in documents:
-            for end in range(1, len(document) + 1):
-                context = np.array(document[:end], np.int32)
-                one, two = trie.longest_match(context), other.longest_match(context)
-                assert (one.length, one.count) == (two.length, two.count)

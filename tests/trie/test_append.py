@@ -1,7 +1,5 @@
 """Adding documents to a trie file: what is there stays as it is, and few segments come of many appends."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.errors import CorpusError, LookaheadError, TokenizerMismatchError, TrieFormatError
+from lookahead.errors import CorpusError, LookaheadError, TrieFormatError
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import build
 from lookahead.trie.build import MAX_SEGMENTS, append_trie, kept_segments
@@ -105,34 +103,26 @@ def test_reader_that_opens_the_file_meanwhile_finds_the_old_one(path):
 
 
 # ---- what is refused
-
-
 def assert_unchanged(path, before):
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
 
+OTHERS = [TokenizerIdentity(10, "0" * 16), TokenizerIdentity(11, FINGERPRINT), TokenizerIdentity(10, "")]
+
+
 @pytest.mark.parametrize(
-    "other", [TokenizerIdentity(10, "0" * 16), TokenizerIdentity(11, FINGERPRINT), TokenizerIdentity(10, "")]
+    ("documents", "identity", "message"),
+    [
+        *(([[1]], other, rf"x.trie: tokenizer 01234567 \(vocab 10\).*\(vocab {other.vocab_size}\)") for other in OTHERS),
+        ([[], []], IDENTITY, "no document with text"),
+        ([[1], [10]], IDENTITY, "token id 10 is outside the vocabulary of 10"),
+    ],
 )
-def test_documents_of_another_tokenizer_or_vocabulary_are_refused(path, other):
+def test_documents_that_do_not_fit_are_refused_and_the_old_file_stays(path, documents, identity, message):
     before = path.read_bytes()
-    with pytest.raises(TokenizerMismatchError, match=rf"x.trie: tokenizer 01234567 \(vocab 10\).*\(vocab {other.vocab_size}\)"):
-        append_trie([TokenDocument([1], "a")], path, other)
-    assert_unchanged(path, before)
-
-
-def test_nothing_to_add_is_refused(path):
-    before = path.read_bytes()
-    with pytest.raises(CorpusError, match="no document with text"):
-        append_ids(path, [[], []])
-    assert_unchanged(path, before)
-
-
-def test_token_outside_the_vocabulary_is_refused(path):
-    before = path.read_bytes()
-    with pytest.raises(CorpusError, match="token id 10 is outside the vocabulary of 10"):
-        append_ids(path, [[1], [10]])
+    with pytest.raises(LookaheadError, match=message):
+        append_trie([TokenDocument(ids, "a") for ids in documents], path, identity)
     assert_unchanged(path, before)
 
 
@@ -182,8 +172,6 @@ def test_file_that_was_removed_meanwhile_is_not_brought_back(path):
 
 
 # ---- damage
-
-
 def flip(path, place):
     """Alter one byte, in a new file: the old one may be mapped."""
     data = bytearray(path.read_bytes())
@@ -242,8 +230,6 @@ def test_segments_that_are_not_sorted_are_not_joined(path, monkeypatch):
 
 
 # ---- how many segments
-
-
 def test_forty_small_appends_leave_few_segments_that_add_up(path):
     documents = list(DOCUMENTS)
     names = ["a", "a"]
@@ -292,7 +278,6 @@ def test_segments_joined_are_the_build_over_all_documents(path, monkeypatch):
 
 
 # ---- several processes
-
 APPENDING = """
 import sys
 from lookahead.trie.segment import Effort

@@ -1,7 +1,5 @@
 """Files whose checksums fit but whose arrays lie: verify finds it, nothing follows them outside, no edit passes them on."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 
@@ -81,7 +79,6 @@ def test_tokens_of_sources_that_are_exchanged_are_found_by_verify(trie, tmp_path
 
 
 # ---- queries
-
 # Far, at and just over the end of the tokens, and what turns negative in a signed 64-bit integer.
 HOSTILE = [13, 16, 17, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
@@ -136,8 +133,6 @@ def test_random_arrays_are_refused_or_answered_from_inside_the_file(crowded, tmp
 
 
 # ---- edits
-
-
 def merged_alone(path):
     merge_tries([path], path.with_name("out.trie"))
     return Trie(path.with_name("out.trie"))

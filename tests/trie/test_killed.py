@@ -1,12 +1,9 @@
 """kill -9 at any moment leaves the old file or the new one, and the next run leaves no temporary."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -47,7 +44,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def before(tmp_path_factory):
     folder = tmp_path_factory.mktemp("before")
     build_trie(documents(0), folder / "target.trie", IDENTITY)
     build_trie(documents(3), folder / "other.trie", IDENTITY)
@@ -56,9 +53,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kills", [2, *deep([50])])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_killed_command_leaves_the_old_file_or_the_new_one_whole(
-    command: str, kills: int, before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_command_leaves_the_old_file_or_the_new_one_whole(command, kills, before, tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     shutil.copytree(before, tmp_path / "whole")
     began = time.perf_counter()

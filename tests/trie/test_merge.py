@@ -1,7 +1,5 @@
 """Merging: one file of one segment, weights by source, and nothing of what is damaged or of other tokenizers."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.errors import TokenizerMismatchError, TrieFormatError, UsageError
+from lookahead.errors import TokenizerMismatchError, UsageError
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
@@ -38,10 +36,6 @@ def merge(folder, *tries, name="merged.trie", **options):
 
 def ids(*documents, source="a"):
     return [TokenDocument(document, source) for document in documents]
-
-
-def sources_of_documents(trie):
-    return [trie.header.sources[number] for segment in trie.segments for number in segment.document_sources]
 
 
 @given(documents_of_sources, documents_of_sources, documents_of_sources)
@@ -99,15 +93,6 @@ def test_weight_may_name_a_source_or_a_trie_file(tmp_path, name):
     assert merged.weighted
 
 
-def test_documents_of_one_source_stay_apart_when_their_weights_differ(tmp_path):
-    one, two = build(tmp_path, "one.trie", ids([1, 2])), build(tmp_path, "two.trie", ids([1, 3], [1, 4]))
-    merged = merge(tmp_path, one, two, weights={"one": 2.0})
-    again = merge(tmp_path, merged, two, name="again.trie")
-    assert [(s.name, s.weight, s.documents) for s in again.header.sources] == [("a", 2.0, 1), ("a", 1.0, 4)]
-    assert [s.weight for s in sources_of_documents(again)] == [2.0, 1.0, 1.0, 1.0, 1.0]
-    again.verify()
-
-
 def test_weight_that_names_nothing_is_refused_with_the_known_sources(tmp_path):
     one = build(tmp_path, "one.trie", [*ids([1]), *ids([1], source="b")])
     with pytest.raises(UsageError, match=r"--weight x: no such trie or source \(sources: a, b\)"):
@@ -121,16 +106,4 @@ def test_tries_of_different_tokenizers_are_not_merged(tmp_path, other):
     build_trie(ids([1]), tmp_path / "two.trie", other)
     with pytest.raises(TokenizerMismatchError, match=rf"two.trie: .* \(vocab {other.vocab_size}\) differs from .*one.trie"):
         merge_tries([one.path, tmp_path / "two.trie"], tmp_path / "merged.trie")
-    assert not (tmp_path / "merged.trie").exists()
-
-
-@pytest.mark.parametrize("name", ["tokens", "suffixes", "document_ends", "document_sources"])
-@pytest.mark.parametrize("damaged", [0, 1])
-def test_damaged_trie_gets_no_fresh_checksums(tmp_path, name, damaged):
-    tries = [build(tmp_path, "one.trie", ids([1, 2, 3])), build(tmp_path, "two.trie", ids([1, 2, 3]))]
-    data = bytearray(tries[damaged].path.read_bytes())
-    data[tries[damaged].segments[0].section(name).offset] ^= 1
-    tries[damaged].path.write_bytes(data)
-    with pytest.raises(TrieFormatError, match=f"{tries[damaged].path}: section {name} is damaged"):
-        merge(tmp_path, *tries)
     assert not (tmp_path / "merged.trie").exists()

@@ -1,7 +1,5 @@
 """Sorted runs merged block by block, and what is kept on disk meanwhile."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -10,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.errors import LookaheadError, TrieFormatError
-from lookahead.trie.runs import Pages, Run, Scratch, merged, resident_bytes
+from lookahead.trie.runs import Pages, Run, Scratch, merged
 from lookahead.trie.suffixes import sort_suffixes
 from tests.support.depth import deep
 from tests.support.tries import corpora, flat, keys_slowly, small_blocks
@@ -130,8 +128,6 @@ def test_arbitrary_runs_come_out_whole_and_sorted_ones_sorted(left, right, sort,
 
 
 # ---- what is kept on disk
-
-
 def test_arrays_put_on_disk_come_back_as_they_were_and_leave_no_file(tmp_path):
     scratch = Scratch(tmp_path, Pages(0))
     arrays = [np.arange(n, dtype=dtype) for n, dtype in ((1, "<u2"), (5000, "<u4"), (3, "<u8"), (0, "<u4"))]
@@ -160,8 +156,3 @@ def test_full_disk_is_told_with_the_folder(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_resident_bytes_are_at_least_those_of_an_array_just_filled():
-    array = np.ones(1 << 23)
-    assert resident_bytes() == 0 or resident_bytes() > array.nbytes

@@ -1,7 +1,5 @@
 """Finding texts among sorted suffixes, against a scan; on arrays that lie, nothing outside of them is reached."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -117,7 +115,6 @@ def test_matching_range_among_thousands_of_suffixes_holds_all_places_of_a_patter
 
 
 # ---- arrays that lie
-
 # Inside, at and just over the end of 60 tokens, and what turns negative in a signed 64-bit integer.
 positions = st.one_of(
     st.integers(0, 70), st.sampled_from([59, 60, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])

@@ -1,14 +1,12 @@
 """The memory of the running job: its runs against a plain sort, its bound, its left context."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.trie import session
-from lookahead.trie.session import CLOSED, SessionMemory, first_table, merge_sorted, sort_text
+from lookahead.trie.session import CLOSED, SessionMemory, merge_sorted, sort_text
 from lookahead.trie.suffixes import DEPTH
 
 token = st.sampled_from([0, 1, 2, 70_000])
@@ -101,23 +99,6 @@ def test_full_memory_lets_the_oldest_outputs_go_whole_and_keeps_the_newest(docum
                 assert sum(spared) + len(before[-len(spared) - 1]) + 1 > goal
 
 
-def test_memory_that_is_not_full_forgets_nothing():
-    memory = SessionMemory(12)
-    for n in range(3):
-        memory.append_documents([([], [n, n, n])])
-    assert (len(memory), len(outputs_of(memory))) == (12, 3)
-    memory.append_documents([([], [3, 3, 3])])
-    assert outputs_of(memory) == [[2, 2, 2], [3, 3, 3]]  # down to half before the new one
-
-
-def test_output_longer_than_the_memory_keeps_its_end():
-    memory = SessionMemory(4)
-    memory.append_documents([([9], [0])])
-    memory.append_documents([([1, 1, 1], [0, 1, 2, 3, 4, 2])])
-    assert outputs_of(memory) == [[3, 4, 2]]
-    assert_sorted_and_whole(memory)
-
-
 def test_memory_of_outputs_grows_with_them_and_not_before():
     memory = SessionMemory(4_000_000)
     assert len(memory.tokens) <= 1 << 12
@@ -128,14 +109,6 @@ def test_memory_of_outputs_grows_with_them_and_not_before():
     assert len(memory.tokens) <= 2 * len(memory)
     assert all(len(run.suffixes) for run in memory.runs)  # 20,000 are more than one run takes as it ships
     assert_sorted_and_whole(memory)
-
-
-def test_arrays_grow_no_further_than_the_capacity():
-    memory = SessionMemory(5000)
-    for n in range(20):
-        memory.append_documents([([], [n] * 300)])
-        assert len(memory.tokens) <= 5000
-    assert outputs_of(memory)[-1] == [19] * 300
 
 
 @pytest.mark.parametrize(("left", "ids"), [([], []), ([5], []), ([5, 6], np.empty(0, np.int32))])
@@ -186,16 +159,6 @@ def test_vocabulary_grows_with_the_largest_token_seen():
         assert_sorted_and_whole(memory)
 
 
-def test_runs_of_different_vocabularies_are_merged(monkeypatch):
-    monkeypatch.setattr(session, "RECENT", 4)
-    memory = SessionMemory(100)
-    for ids in ([3, 1, 2, 2], [9, 9], [1, 1]):
-        memory.append_documents([([], ids)])
-        assert_sorted_and_whole(memory)
-    assert [len(run.suffixes) for run in memory.runs] == [8, 0]
-    assert len(memory.runs[0].first) == 11
-
-
 def test_left_context_and_output_may_be_arrays_of_any_integers():
     memory = SessionMemory(100)
     memory.append_documents([(np.array([7, 8], np.int32), np.array([1, 2], np.int64))])
@@ -218,11 +181,6 @@ def test_texts_that_differ_only_behind_32_tokens_stand_by_position():
     merged = merge_sorted(tokens, first, second).tolist()
     assert merged.index(0) < merged.index(DEPTH + 2)  # though 9 sorts behind 8
     assert merged.index(1) > merged.index(DEPTH + 3)
-
-
-def test_first_table_says_where_each_token_begins():
-    assert first_table(np.array([0, 0, 2, 2, 2], np.uint32), 4).tolist() == [0, 2, 2, 5, 5]
-    assert first_table(np.empty(0, np.uint32), 2).tolist() == [0, 0, 0]
 
 
 @given(

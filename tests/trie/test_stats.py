@@ -1,7 +1,5 @@
 """Figures of a trie, against a scan; those of several segments are those of the merged file."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -77,12 +75,6 @@ def test_overview_of_many_blocks_is_that_of_one(tmp_path, monkeypatch):
     assert expected.top == [
         (list(branch), n) for branch, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:10]
     ]
-
-
-@pytest.mark.parametrize("deepest", [1, 2, 3])
-def test_overview_goes_no_deeper_than_asked(tmp_path, deepest):
-    trie = build_ids(tmp_path / "x.trie", [[1, 2, 3, 4, 5]])
-    assert [row.depth for row in overview(trie, deepest).depths] == list(range(1, deepest + 1))
 
 
 def test_corpus_of_short_documents_has_no_branch_of_four_tokens(tmp_path):

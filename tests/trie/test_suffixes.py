@@ -1,7 +1,5 @@
 """Sorting suffixes and merging sorted ones, against the same in slow plain Python."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -125,8 +123,6 @@ def test_count_before_is_the_number_of_smaller_texts(corpus, equal_too):
 
 
 # ---- merging
-
-
 def merged_block(tokens, separator, parts):
     """(accepted, merged positions) of sorted parts."""
     positions = np.concatenate([np.array(part, np.int64) for part in parts])
