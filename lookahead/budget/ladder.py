@@ -8,7 +8,9 @@ between the two before it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -52,10 +54,14 @@ def measure(
     times = {(batch, batch): [plain_seconds] * TRUSTED}
     spent, limit = 0.0, min(most, SHARE * plain_steps * plain_seconds)
     changed: list[float] = []  # first forwards of a size, in times of the second one
+    waiting = deque(cells)
     for turn in range(ROUNDS * len(cells)):
-        cell = cells[turn % len(cells)]
+        if not waiting:
+            break
+        cell = waiting.popleft()
         if turn and spent + _expected(times, cell[1]) > limit:
             continue
+        waiting.append(cell)
         seconds = forward(*cell)
         spent += seconds
         if spent + seconds < limit / 2:
@@ -87,8 +93,13 @@ def of_profile(profile: CostProfile, batch: int) -> StepCost:
 
 def _path_of(setting: Setting, batch: int) -> Path | None:
     """Where the costs of this setting, and of these versions, are kept; None if there is no folder."""
-    folder, versions = cache_folder(), f"{__version__}-torch-{version('torch')}"
-    return folder / f"steps-{setting.file_name.removesuffix('.json')}-{batch}-{versions}.json" if folder else None
+    folder = cache_folder()
+    return folder / f"steps-{setting.file_name.removesuffix('.json')}-{batch}-{_versions()}.json" if folder else None
+
+
+@functools.cache
+def _versions() -> str:
+    return f"{__version__}-torch-{version('torch')}"
 
 
 def read(setting: Setting, batch: int) -> StepCost | None:

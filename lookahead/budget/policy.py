@@ -112,6 +112,7 @@ class Budget:
         """Costs of forwards are known from now on."""
         self.cost, self.is_measured = cost, True
         self.state[CHANGE] = 2 * cost.change
+        self.state[[PLAIN_HOST, DRAFT_HOST]] *= self.state[PACE]
         self.counts[STEPS], self.state[PACE] = 0, 1.0
         self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)
 
@@ -323,17 +324,19 @@ def observe(step, buckets, table, state, switch, recent, counts):
     seconds, forward_seconds, drafted, steps = step[SECONDS], step[IN_FORWARD], step[DRAFTED] > 0, np.int64(step[HOW_MANY])
     of_curve, of_plain = seconds_of(table, tokens, share, buckets), seconds_of(table, rows, share, buckets)
     ratio = math.log(max(forward_seconds, 1e-9) / of_curve)
-    if counts[STEPS] >= RECENT // 2:
-        correct(table, tokens, ratio - math.log(state[PACE]))
+    outside = (seconds - forward_seconds) / state[PACE]
+    if drafted or counts[SINCE] == 0:  # the first plain step behind drafts is slow: it finds the caches full of other things
+        if counts[STEPS] >= RECENT // 2:
+            correct(table, tokens, ratio - math.log(state[PACE]))
+        recent[counts[STEPS] % RECENT] = ratio
+        counts[STEPS] += 1
+        state[PACE] = math.exp(median_of(recent, min(counts[STEPS], RECENT)))
+        host = PLAIN_HOST + np.int64(drafted)
+        if state[host] <= 0 or (outside < state[host] and (counts[DRAFTED_STEPS] if drafted else counts[STEPS]) < RECENT):
+            state[host] = outside  # and so are the first drafts
+        else:
+            state[host] += (min(outside, 2 * state[host]) - state[host]) / RECENT
     state[BEFORE] = tokens
-    recent[counts[STEPS] % RECENT] = ratio
-    counts[STEPS] += 1
-    state[PACE] = math.exp(median_of(recent, min(counts[STEPS], RECENT)))
-    host, outside = PLAIN_HOST + np.int64(drafted), (seconds - forward_seconds) / state[PACE]
-    if state[host] <= 0 or (drafted and counts[DRAFTED_STEPS] < RECENT and outside < state[host]):
-        state[host] = outside  # the first drafts are slow: nothing is in the processor's caches
-    else:
-        state[host] += (min(outside, 2 * state[host]) - state[host]) / RECENT
     of_plain += min(state[PLAIN_HOST], state[DRAFT_HOST]) if state[PLAIN_HOST] > 0 else 0.0
     spent, plain = 1.0, emitted / rows
     if not drafted:

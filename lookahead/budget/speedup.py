@@ -139,14 +139,14 @@ class PlainTime:
         self.decode_seconds = 0.0  # of steps that only decode
         self.draft_seconds = 0.0  # that drafts took outside of these
 
-    def plain_step(self, rows: int, seconds: float) -> None:
-        """A plain step was timed, as a plain run takes it."""
+    def plain_step(self, rows: int, seconds: float, steps: int = 1) -> None:
+        """Plain steps were timed, as a plain run takes them. seconds: of all of these."""
         if not self._continues:
             self._blocks.append({})
             self._block_seconds = 0.0
         block = self._blocks[-1]
-        before, steps = block.get(rows, (0.0, 0))
-        block[rows] = before + seconds, steps + 1
+        before, known = block.get(rows, (0.0, 0))
+        block[rows] = before + seconds, known + steps
         self._block_seconds += seconds
         self._continues = self._block_seconds < max(BLOCK, self.decode_seconds / MOST_BLOCKS)
 

@@ -18,6 +18,7 @@ from lookahead.draft.step import StepBatch
 from lookahead.forward.target import TargetModel
 
 MOSTLY, FEW_STEPS = 0.5, 50  # of the steps without drafts it is reported why, if they are as many
+AT_ONCE = 32  # plain steps that are counted together
 ROW_TOKENS = 64  # of an answer, where nothing is known
 DRAFT_TOKENS = 16  # whose cost is reported then
 
@@ -67,7 +68,10 @@ class Accounting:
         self.plain = PlainTime(lambda rows: budget.seconds(rows, rows), prefill_chunk)
         self.steps = 0
         self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
-        self._before: tuple[list[RunningRow], float] = [], 0.0  # rows of the latest step if all decoded, and when it was over
+        self._before: list[RunningRow] = []  # rows of the latest step, if all decoded
+        self._over = 0.0  # clock reading at its end
+        self._plain_left, self._plain_steps = 0, 0  # steps that need no decision: still to come, and taken since `_plain_began`
+        self._plain_began = self._plain_forward = 0.0  # seconds: a clock reading, and those of their forwards
         self.drafted = [0, 0]  # steps that only decoded: without draft tokens, and with some
         self._of_rows, self._emitted = 0.0, ROW_TOKENS  # seconds that drafts take once for each row; tokens of drafted steps
         self._was_plain = False  # the latest step that only decoded
@@ -101,11 +105,17 @@ class Accounting:
         """A run begins. rows: those that hold slots, kept up to date by who gives them out."""
         self._running, self._at = rows, self.target.now()
 
+    def pause(self) -> None:
+        """Somebody else has the processor before the next step, which so does not follow the latest one."""
+        self._note_plain_steps()
+        self._before = []
+
     def end(self) -> None:
         self._read_clock()
         self._running, self._at = [], None
 
     def _read_clock(self) -> None:
+        self._note_plain_steps()
         if self._at is not None:
             now = self.target.now()
             self.plain.seconds, self._at = self.plain.seconds + now - self._at, now
@@ -120,13 +130,18 @@ class Accounting:
         """Rows have ended, and the drafter has their outputs, since `began`."""
         self._spend(self.target.now() - began)
         for row in rows:
-            row.generation.seconds = self._before[1] - row.began
+            row.generation.seconds = self._over - row.began
             self.plain.row_ended(row.number, row.prefill_tokens, len(row.generation.token_ids))
 
     def begin_step(self, rows: int) -> tuple[int, bool]:
         """(Its number, whether rows are drafted for). rows: that hold slots."""
         self.steps += 1
-        return self.steps, not self.drafter.options.adaptive or self.budget.drafts(rows)
+        return self.steps, not self.drafter.options.adaptive or (self._plain_left == 0 and self.budget.drafts(rows))
+
+    def measured(self, began: float) -> None:
+        """Costs have been measured since `began`, between two steps."""
+        self._over = self.target.now()
+        self.plain.draft_seconds += self._over - began
 
     def _spend(self, seconds: float) -> None:
         """On a row's drafts, outside of steps."""
@@ -146,13 +161,19 @@ class Accounting:
         options = self.drafter.options
         self.clock.add(times.drafting, times.computed - times.drafted, times.accepted - times.computed, prefilled)
         if options.strategy == "off":
-            self._before = [], times.accepted
+            self._over = times.accepted
             return
-        active, decodes = batch.active > 0, batch.decoding == len(rows)
+        active = batch.active > 0
+        if self._plain_left and not active and not prefilled and rows == self._before:
+            self._over, self._plain_left, self._plain_steps = times.accepted, self._plain_left - 1, self._plain_steps + 1
+            self._plain_forward += times.computed - times.drafted
+            return
+        self._note_plain_steps()
+        decodes = batch.decoding == len(rows)
         self.plain.rows_at_once(len(rows))
         seconds, emitted, only_decodes = times.accepted - times.began, batch.emitted, decodes and not is_first
-        (before, over), self._before = self._before, ([*rows] if only_decodes else [], times.accepted)
-        follows = bool(before) and before == self._before[0]
+        before, over, self._before, self._over = self._before, self._over, [*rows] if only_decodes else [], times.accepted
+        follows = bool(before) and before == self._before
         if follows:  # with what happened in between: accounting takes longer with drafts, too
             seconds = times.accepted - over
         if decodes:
@@ -161,6 +182,7 @@ class Accounting:
         else:
             drafted = (batch.tokens - prefilled - batch.decoding) / max(1, batch.tokens)
             self.plain.prefill_step(seconds, times.drafting, drafted)
+            self._of_rows += times.drafting
         if not only_decodes:
             return
         self._time_plain_steps(len(rows), active, seconds, follows)
@@ -172,6 +194,21 @@ class Accounting:
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
         if active:
             self._learn_utility(batch, seconds, emitted)
+        elif options.adaptive:
+            self._plain_left, self._plain_began = min(self.budget.plain_steps_left(len(rows)), AT_ONCE), times.accepted
+
+    def _note_plain_steps(self) -> None:
+        """Count the steps whose time `record` has only summed up, as it takes a twentieth of a small model's step."""
+        steps, rows, forward = self._plain_steps, len(self._before), self._plain_forward
+        self._plain_steps = self._plain_left = 0
+        self._plain_forward = 0.0
+        if not steps:
+            return
+        seconds = self._over - self._plain_began
+        self.plain.decode_seconds += seconds
+        self.drafted[False] += steps
+        self.plain.plain_step(rows, seconds, steps)
+        self.budget.observe(rows, rows, rows, 0.0, seconds / steps, forward / steps, False, steps)
 
     def _time_plain_steps(self, rows: int, active: bool, seconds: float, follows: bool) -> None:
         """For the speedup: plain steps of about the length that they have in a plain run. One alone behind a step with drafts
@@ -185,10 +222,9 @@ class Accounting:
 
     def _learn_utility(self, batch: StepBatch, seconds: float, emitted: int) -> None:
         """Whether draft sources that take time of their own pay. Where lengths are fixed, all are always used."""
-        by_source = batch.step_sources
         if self.drafter.options.adaptive:
-            found = batch.runner_up_seconds, by_source.get("recycled", 0), seconds, emitted, len(batch)
+            found = batch.runner_up_seconds, batch.accepted_from("recycled"), seconds, emitted, len(batch)
             self.drafter.runner_up.observe(*found)
         if self._sources:
-            counts = [by_source.get(name, 0) for name in self._sources.names]
+            counts = [batch.accepted_from(name) for name in self._sources.names]
             self._sources.observe_step(counts, seconds, emitted, len(batch), self.target.agreed)

@@ -171,6 +171,7 @@ class DecodingEngine:
                 if ended:
                     self.accounting.retired(ended, began)
                 if ended or began - yielded > AT_ONCE or any(row.generation.streamed for row in scheduler.rows):
+                    self.accounting.pause()
                     yield [row.generation for row in ended]
                     yielded = began
         finally:
@@ -205,7 +206,7 @@ class DecodingEngine:
         if cost:
             self.budget.measured(cost)
         self.budget.is_measured = True  # or cannot be
-        self.accounting.plain.draft_seconds += self.target.now() - began
+        self.accounting.measured(began)
         return True
 
     def _new_batch(self) -> StepBatch:

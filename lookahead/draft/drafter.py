@@ -254,7 +254,8 @@ class Drafter:
 
     def get_ready(self) -> None:
         """To draft for rows that are read."""
-        self.remember(())
+        if self._unread:
+            self.remember(())
         if len(self._running) < len(self._rows) - len(self._free):
             self._share_running()
         self.runner_up.add_pending()

@@ -314,11 +314,9 @@ class StepBatch:
         """No row does anything in the next step but those that `set_input` or `emit` tells something."""
         self.lines["phase"][: len(self)] = WAITS
 
-    @property
-    def step_sources(self) -> dict[str, int]:
-        """Draft tokens that the latest step accepted, by source."""
-        counts = self._block.step_sources
-        return {self._names[source]: counts.item(source) for source in counts.nonzero()[0].tolist()}
+    def accepted_from(self, source: str) -> int:
+        """Draft tokens of this source that the latest step accepted."""
+        return self._block.step_sources.item(self._names.index(source))
 
     def _run(self, kernel: Any, stages: int) -> None:
         self.call["stages"] = stages

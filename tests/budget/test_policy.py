@@ -81,7 +81,7 @@ def test_probabilities_that_promise_too_much_are_corrected():
 def test_a_size_that_costs_more_than_measured_is_corrected_whatever_the_pace(pace):
     budget = Budget(StepCost(SIZES, FLAT))
     for step in range(400):
-        tokens = 8 if step % 2 else 1
+        tokens = 1 if step % 3 else 8
         seconds = pace * (1.5 if tokens == 8 else 1.0)
         budget.observe(1, tokens, 1, 0.0, seconds, seconds, tokens == 8)
     table = budget.cost.table
