@@ -246,9 +246,7 @@ def measured_cost(job: Job, curve: Curve, machine: Machine, kept: bool, seed: in
         spent += seconds
         return float(seconds * math.exp(random.normal(0, machine.noise)))
 
-    plain = float(
-        np.median([tables[job.batch][job.batch] * math.exp(random.normal(0, machine.noise)) for _ in range(FIRST - 1)])
-    )
+    plain = min(tables[job.batch][job.batch] * math.exp(random.normal(0, machine.noise)) for _ in range(FIRST - 1))
     steps, most = (np.inf, np.inf) if kept else (job.tokens / job.batch, ladder.SECONDS)
     cost = ladder.measure(forward, job.batch, steps, plain, curve.buckets, most)
     return cost, 0.0 if kept else spent

@@ -35,7 +35,7 @@ CREDIT = 10.0  # times as many may be lost behind as many that were gained: some
 PAUSE = 64.0  # plain steps without drafts before the first trial; each further pause is twice as long
 SHARE = 0.005  # of the time goes into plain steps between drafted ones, at most
 BLOCK = 4  # plain steps in a row, compared with the drafted ones before them
-FIRST = 5  # plain steps that a job begins with
+FIRST = 3  # plain steps that a job begins with
 RECENT = 9  # steps whose median is the pace
 LATEST = 16.0  # steps of a size that count for its correction, at most
 FARTHER = 0.5  # of a correction, for the next larger size
@@ -129,7 +129,7 @@ class Budget:
             return None
         cost = self.cost
         return float(
-            np.exp(np.median(self.recent[1:FIRST])) * forward_seconds(cost.table, float(rows), cost.share(rows), cost.buckets)
+            np.exp(self.recent[1:FIRST].min()) * forward_seconds(cost.table, float(rows), cost.share(rows), cost.buckets)
         )
 
     @property
