@@ -2,9 +2,8 @@
 
 In: logged prompts and answers, tries. Out: microseconds per step, for each batch size and way of drafting. The engine runs over
 a simulated model (lookahead/models/simulated.py) that computes nothing, with the answers given, so what is measured is
-drafting, the draft budget, scheduling, packing, acceptance and accounting, as CPU time. With --model it runs over a real one,
-whose steps may be native calls (decode/drafted_steps.py); then it is the time of steps less that of their forwards, prefills
-included.
+drafting, the draft budget, scheduling, packing, acceptance and accounting, as CPU time. With --model it runs over a real one;
+then it is the time of steps less that of their forwards, prefills included.
 
     python benchmarks/host_time.py
     python benchmarks/host_time.py --model samples/demo-model
