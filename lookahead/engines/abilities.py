@@ -11,7 +11,7 @@ OFF = {"typical_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # values that
 
 
 @dataclasses.dataclass(frozen=True)
-class Abilities:
+class EngineFeatures:
     """title: of the engine. missing: fields that it does not have. not_with_drafts: fields that it does not have while it
     verifies drafts; objection: what it does then.
     """
@@ -36,10 +36,10 @@ class Abilities:
                 )
 
 
-VLLM = Abilities(
+VLLM = EngineFeatures(
     "vLLM", ("typical_p", "no_repeat_ngram_size", "bad_words_ids", "processors"), ("min_p", "logit_bias"), "refuses"
 )
-SGLANG = Abilities(  # penalties count the text before a draft tree for all of its nodes there
+SGLANG = EngineFeatures(  # penalties count the text before a draft tree for all of its nodes there
     "SGLang",
     ("typical_p", "no_repeat_ngram_size", "bad_words_ids", "bad_words", "processors"),
     ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_new_tokens"),

@@ -8,6 +8,7 @@ as it may live in another process: requests are identified by their text.
 from __future__ import annotations
 
 import abc
+import bisect
 import contextlib
 import dataclasses
 import itertools
@@ -23,7 +24,7 @@ from lookahead.decode.request import Generation, room_of
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.text import found_in, text_of
 from lookahead.draft.options import DraftOptions
-from lookahead.engines.abilities import Abilities
+from lookahead.engines.abilities import EngineFeatures
 from lookahead.errors import LookaheadError, UsageError, first_line
 from lookahead.models.options import ModelOptions
 
@@ -106,7 +107,7 @@ class ForeignEngine(abc.ABC):
     A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
     """
 
-    abilities: Abilities
+    abilities: EngineFeatures
     batch_size: int
     device: str
     dtype: str
@@ -265,13 +266,10 @@ class ForeignEngine(abc.ABC):
     def _through_stop(self, generation: Generation) -> int:
         """How many tokens there are until a stop text is complete: engines leave those that were accepted behind it."""
         assert self._tokenizer is not None
-        ids = generation.token_ids
-        low, high = 1, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            is_complete = found_in(text_of(self._tokenizer, ids[:middle]), generation.stop)
-            low, high = (low, middle) if is_complete else (middle + 1, high)
-        return low
+        tokenizer, ids, stop = self._tokenizer, generation.token_ids, generation.stop
+        return 1 + bisect.bisect_left(
+            range(1, len(ids)), True, key=lambda count: found_in(text_of(tokenizer, ids[:count]), stop)
+        )
 
 
 def cause_of(error: BaseException) -> str:

@@ -18,19 +18,6 @@ log = logging.getLogger(__name__)
 
 ALGORITHM = "LOOKAHEAD"  # as --speculative-algorithm names it
 KNOWN = ("0.5.23",)
-INTERFACE = {  # what of SGLang is used: class -> its methods and their parameters
-    "NGRAMWorker": {
-        "__init__": ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
-        "_prepare_draft_tokens": ("self", "batch"),
-        "_update_ngram_corpus": ("self", "batch"),
-        "forward_batch_generation": ("self", "batch", "on_publish", "pp_proxy_tensors"),
-    },
-    "CustomSpecAlgo": {
-        "__init__": ("self", "name", "factory", "supports_overlap", "validate_server_args"),
-        "handle_server_args": ("self", "server_args"),
-        "create_worker": ("self", "server_args"),
-    },
-}
 
 
 def register() -> None:

@@ -56,7 +56,7 @@ class VllmSettings(ForeignSettings):
             "revision": self.model.revision,
             "trust_remote_code": self.model.trust_remote_code,
             "dtype": "float32" if self.model.dtype == "auto" and on_cpu else self.model.dtype,
-            "max_logprobs": MOST_LOGPROBS,
+            "max_logprobs": LOGPROBS,
             "use_tqdm_on_load": False,
             "disable_log_stats": True,
             "structured_outputs_config": {"backend": "guidance"},
@@ -204,9 +204,6 @@ def _started(settings: VllmSettings) -> Any:
         raise
     except Exception as error:
         raise LookaheadError(f"vLLM does not start: {cause_of(error)}.") from error
-
-
-MOST_LOGPROBS = LOGPROBS
 
 
 def params_of(generation: Generation, own: Mapping[str, Any]) -> Any:

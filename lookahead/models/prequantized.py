@@ -22,8 +22,8 @@ TOKENS_TOO = ("fp8", "fbgemm_fp8", "bitnet", "fp_quant")  # methods that quantiz
 
 def settings_of(config: Any) -> dict[str, Any]:
     """What config.json states about how the weights are quantized; empty if they are not."""
-    said = getattr(config, "quantization_config", None) or {}
-    settings = dict(said if isinstance(said, dict) else said.to_dict())
+    stated = getattr(config, "quantization_config", None) or {}
+    settings = dict(stated if isinstance(stated, dict) else stated.to_dict())
     method = settings.get("quant_method")
     return {**settings, "quant_method": getattr(method, "value", method)} if settings else {}
 

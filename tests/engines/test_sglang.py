@@ -32,6 +32,20 @@ from lookahead.engines.settings import SETTINGS, settings_of
 from lookahead.errors import UsageError
 from tests.engines.test_requests import VOCABULARY, text_of
 
+INTERFACE = {  # what of SGLang is used: class -> its methods and their parameters
+    "NGRAMWorker": {
+        "__init__": ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
+        "_prepare_draft_tokens": ("self", "batch"),
+        "_update_ngram_corpus": ("self", "batch"),
+        "forward_batch_generation": ("self", "batch", "on_publish", "pp_proxy_tensors"),
+    },
+    "CustomSpecAlgo": {
+        "__init__": ("self", "name", "factory", "supports_overlap", "validate_server_args"),
+        "handle_server_args": ("self", "server_args"),
+        "create_worker": ("self", "server_args"),
+    },
+}
+
 RECORDED = json.loads((Path(__file__).parent / "sglang_calls.json").read_text(encoding="utf-8"))
 WIDTH = 12
 HAS_SGLANG = importlib.util.find_spec("sglang") is not None
@@ -176,7 +190,7 @@ class TestSglang:
         tree = ast.parse((Path(folder) / f"{module}.py").read_text(encoding="utf-8"))
         (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         methods = {node.name: node.args for node in found.body if isinstance(node, ast.FunctionDef)}
-        for method, parameters in sglang.INTERFACE[name].items():
+        for method, parameters in INTERFACE[name].items():
             arguments = methods[method]
             assert tuple(each.arg for each in (*arguments.args, *arguments.kwonlyargs)) == parameters
 
