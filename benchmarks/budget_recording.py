@@ -182,12 +182,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    told = parser.parse_args()
+    args = parser.parse_args()
     from lookahead.trie.file import Trie
 
-    lines = [json.loads(line) for line in told.pairs.read_text(encoding="utf-8").splitlines()[: told.rows]]
-    pairs = [(line["prompt_ids"], line["response_ids"][: told.tokens]) for line in lines]
-    found = record([pair for pair in pairs if len(pair[1]) > 1], [Trie(trie) for trie in told.trie], told.model, told.output)
+    lines = [json.loads(line) for line in args.pairs.read_text(encoding="utf-8").splitlines()[: args.rows]]
+    pairs = [(line["prompt_ids"], line["response_ids"][: args.tokens]) for line in lines]
+    found = record([pair for pair in pairs if len(pair[1]) > 1], [Trie(trie) for trie in args.trie], args.model, args.output)
     print(json.dumps(found))
 
 

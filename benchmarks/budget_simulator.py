@@ -103,7 +103,7 @@ class Plain:
     def choose(self, trees: list[np.ndarray], rows: int) -> list[int]:
         return [0] * len(trees)
 
-    def observe(self, *told: float) -> None:
+    def observe(self, *args: float) -> None:
         pass
 
 
@@ -346,23 +346,23 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--worst", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each budget, with noise of their own")
-    told = parser.parse_args()
+    args = parser.parse_args()
     workloads = [path.stem for path in sorted(DATA.glob("*.npz"))]
-    names = [*itertools.product(read_curves(), workloads, told.batch, told.rows, MACHINES)]
-    names = [name for name in names if all(word in title(name) for word in told.only.split())][:: told.every]
-    seen = json.loads(told.cache.read_text()) if told.cache and told.cache.exists() else {}
+    names = [*itertools.product(read_curves(), workloads, args.batch, args.rows, MACHINES)]
+    names = [name for name in names if all(word in title(name) for word in args.only.split())][:: args.every]
+    seen = json.loads(args.cache.read_text()) if args.cache and args.cache.exists() else {}
     lines, began = [], time.time()
-    with ProcessPoolExecutor(told.jobs) as pool:
+    with ProcessPoolExecutor(args.jobs) as pool:
         others = [seen.get(title(name)) for name in names]
-        results = pool.map(in_cell, names, others, repeat(told.seeds), chunksize=4)
+        results = pool.map(in_cell, names, others, repeat(args.seeds), chunksize=4)
         for name, (found, result) in zip(names, results, strict=True):
             seen[title(name)] = found
             lines.append((title(name), result.line()))
-            if told.show:
+            if args.show:
                 print(f"{title(name):50}", *(f"{key} {value:.3f}" for key, value in result.line().items()), flush=True)
-    if told.cache:
-        told.cache.write_text(json.dumps(seen))
-    report(lines, told.worst)
+    if args.cache:
+        args.cache.write_text(json.dumps(seen))
+    report(lines, args.worst)
     for key in ("new of best", "kept", "kept of best"):
         by_kind(lines, key)
     print(f"{len(lines)} cells, {time.time() - began:.0f} s")

@@ -42,7 +42,7 @@ from lookahead.forward.slots import PackedSlots
 from lookahead.forward.target import TargetModel
 from lookahead.forward.tree_attention import reference
 from lookahead.forward.tree_meta import FIELDS, arrange
-from lookahead.models.exact import differs_in_company
+from lookahead.models.exact import batch_invariance_violation
 from lookahead.models.load import random_model
 
 RESULTS = Path(__file__).parent / "results"
@@ -241,7 +241,7 @@ def exact(sizes: Sizes) -> Iterator[Case]:
 def _company(target: TargetModel) -> dict[str, Any]:
     """In what company a token's scores are other bits; "" if in none."""
     about = {"mode": target.mode, "attention": target.setting.attention}
-    return {**about, "differs": differs_in_company(target)}
+    return {**about, "differs": batch_invariance_violation(target)}
 
 
 def _identical(target: TargetModel) -> dict[str, Any]:

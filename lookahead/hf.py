@@ -190,7 +190,7 @@ class GenerateRow:
         self._asked = StoppingCriteriaList(of_row(c, number, call.rows) for c in call.asked)
         self._best_says = not (call.processors or call.draws or call.keeps_scores or call.keeps_logits)
 
-    def say(self, scores: Scores, slot: int, node: int) -> int:
+    def next_token(self, scores: Scores, slot: int, node: int) -> int:
         if self._best_says:
             return scores.best(slot, node)
         with torch.inference_mode(False), torch.no_grad():  # as in `generate`: what is kept is good for training too
@@ -210,7 +210,7 @@ class GenerateRow:
             self.logits.append(raw)
         return found
 
-    def told(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         self.take(token)
         if self.ended:  # and continues alongside rows that have not
             return False
@@ -368,7 +368,7 @@ class Kept:
             devices = [model.device] if model.device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # dropout of a model in training draws
                 target = probed(model, _name_of(model))
-            self._target = target.in_step() if (getattr(model, "tp_size", None) or 1) > 1 else target
+            self._target = target.as_tensor_parallel_rank() if (getattr(model, "tp_size", None) or 1) > 1 else target
             self._setting, self._engines = setting, []
         return self._target
 

@@ -170,7 +170,7 @@ def draft_after(trie: Trie, context: np.ndarray, decoding_length: int) -> Drafte
     """The tree that a request whose prompt is `context` drafts first, in a job that has not answered anything yet."""
     kernels = [planner.grow_rows, planner.find_roots, own_text.append_tokens, search.matching_range]
     if trie.header.vocab_size <= MOST_VOCABULARY:
-        kernels.append(own_text.lead_common)
+        kernels.append(own_text.update_top_tokens)
     few = decoding_length <= MOST_INTERPRETED and len(context) <= MOST_CONTEXT
     with interpreting(*kernels) if few else contextlib.nullcontext():
         drafter = Drafter([trie], DraftOptions(decoding_length=decoding_length))

@@ -12,7 +12,7 @@ REST, LONGEST_REST = 8 * TRIAL, 128 * TRIAL  # steps
 ITS_OWN = 0.2  # of the tokens accepted from it, those that no other source would have drafted instead: 0.1 to 0.35
 
 
-class Worth:
+class SourceUtility:
     """pays: use the source at the next step."""
 
     def __init__(self, its_own: float = ITS_OWN) -> None:

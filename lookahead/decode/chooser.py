@@ -69,7 +69,7 @@ class Allowed(LogitsProcessor):
     def notify(self, input_ids: torch.Tensor) -> None:
         """Of what was emitted since the last time."""
         for token in input_ids[0, self._said_from :].tolist():
-            self._guide.told(token)
+            self._guide.accept_token(token)
         self._said_from = input_ids.shape[1]
 
     def in_time(self, token: int) -> int:
@@ -91,30 +91,30 @@ class Chooser(Protocol):
     @property
     def is_followed(self) -> bool: ...
 
-    def say(self, scores: Scores, slot: int, node: int) -> int:
+    def next_token(self, scores: Scores, slot: int, node: int) -> int:
         """The next token, by the scores behind this node of the slot."""
 
-    def told(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """`token` was emitted; True ends the answer, as a stop text is complete with it."""
 
 
-class Given:
+class ForcedTokens:
     """Emits the answer that a request brings, regardless of the scores, which are waited for all the same.
 
-    still_given: what is still to be emitted of it, a number of tokens at most.
+    remaining_forced: what is still to be emitted of it, a number of tokens at most.
     """
 
     guide: Guide | None = None
     is_followed = True
 
-    def __init__(self, still_given: Callable[[int], Sequence[int]]):
-        self._still_given = still_given
+    def __init__(self, remaining_forced: Callable[[int], Sequence[int]]):
+        self._still_given = remaining_forced
 
-    def say(self, scores: Scores, slot: int, node: int) -> int:
+    def next_token(self, scores: Scores, slot: int, node: int) -> int:
         scores.best(slot, node)
         return self._still_given(1)[0]
 
-    def told(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         return False
 
 
@@ -163,7 +163,7 @@ class Sampler:
         """See `Chooser`."""
         return self.is_greedy and self.guide is None and not self._stops
 
-    def say(self, scores: Scores, slot: int, node: int) -> int:
+    def next_token(self, scores: Scores, slot: int, node: int) -> int:
         token = self._chosen(scores, slot, node)
         return self._allowed.in_time(token) if self._allowed else token
 
@@ -187,14 +187,14 @@ class Sampler:
                 raise UsageError(f"{problem} ({first_line(error)}).") from error
         return int(here.argmax(-1))
 
-    def told(self, token: int) -> bool:
-        ended = self.guide is not None and self.guide.told(token)
+    def accept_token(self, token: int) -> bool:
+        ended = self.guide is not None and self.guide.accept_token(token)
         if not self.is_greedy:
             if self.prompt_length + self._said == self._text.shape[1]:
                 self._text = torch.cat([self._text, torch.zeros_like(self._text)], 1)
             self._text[0, self.prompt_length + self._said] = token
             self._said += 1
-        return bool(self._stops and self._stops.told(token)) or ended
+        return bool(self._stops and self._stops.accept_token(token)) or ended
 
 
 def processed(processors: LogitsProcessorList, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -251,7 +251,7 @@ class Guide:
         """What completes the answer: a known end if that still does, else what is found."""
         return known if self._is_complete_with(known) else self._completion()
 
-    def told(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """`token`, one of those allowed, was emitted. True: nothing can follow, and the model has no token to end with."""
         self._left -= 1
         if self._end and self._end[0] == token:
@@ -268,10 +268,10 @@ class Guide:
             return self._end
         tokens = self._matcher.compute_ff_tokens()[:MOST_FORCED]
         if len(self._eos) == 1 and len(tokens) < MOST_FORCED:
-            told = self._matcher.try_consume_tokens(tokens)
-            if told == len(tokens) and self._matcher.is_stopped():
+            args = self._matcher.try_consume_tokens(tokens)
+            if args == len(tokens) and self._matcher.is_stopped():
                 tokens = [*tokens, *self._eos]
-            self._matcher.rollback(told)
+            self._matcher.rollback(args)
         return tokens
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
@@ -334,9 +334,9 @@ class Guide:
 
     def _is_complete_with(self, token_ids: list[int]) -> bool:
         """The answer is what it must be once these are emitted, too."""
-        told = self._matcher.try_consume_tokens(token_ids)
-        complete = told == len(token_ids) and self._matcher.is_accepting()
-        self._matcher.rollback(told)
+        args = self._matcher.try_consume_tokens(token_ids)
+        complete = args == len(token_ids) and self._matcher.is_accepting()
+        self._matcher.rollback(args)
         return complete
 
     def _error(self) -> ConstraintError:

@@ -17,7 +17,7 @@ import torch
 from lookahead.budget.policy import Budget
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.accounting import Accounting, Clock, StepTimes
-from lookahead.decode.chooser import Chooser, Given, Sampler
+from lookahead.decode.chooser import Chooser, ForcedTokens, Sampler
 from lookahead.decode.constraint import Grammars
 from lookahead.decode.costs import measured_cost
 from lookahead.decode.generation_config import own_stop_strings
@@ -252,6 +252,6 @@ class DecodingEngine:
     def _chooser(self, generation: Generation) -> Chooser:
         """As the request asks."""
         if generation.forced is not None or not generation.room:
-            return Given(generation.still_given)
+            return ForcedTokens(generation.remaining_forced)
         prompt, room = generation.prompt_ids, generation.room
         return Sampler(self.target, generation.sampling, prompt, room, generation.seed, self.tokenizer, self._grammars)

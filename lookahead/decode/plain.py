@@ -36,7 +36,7 @@ class _Stopping(StoppingCriteria):
         self._stops, self.ended = stops, False
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> Any:
-        self.ended = self._stops.told(int(input_ids[0, -1]))
+        self.ended = self._stops.accept_token(int(input_ids[0, -1]))
         return torch.tensor([self.ended], device=input_ids.device)
 
 

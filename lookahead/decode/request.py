@@ -85,7 +85,7 @@ class Generation(DraftCounts):
             del self.token_logprobs[tokens:]
         return text
 
-    def still_given(self, most: int) -> Sequence[int]:
+    def remaining_forced(self, most: int) -> Sequence[int]:
         """What comes next of an answer that is given, that many tokens at most; nothing where none is."""
         return () if self.forced is None else self.forced[len(self.token_ids) : len(self.token_ids) + most]
 

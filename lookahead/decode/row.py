@@ -136,10 +136,10 @@ class RunningRow:
         def next_token(node: int) -> int:
             nonlocal verified
             verified = node
-            return chooser.say(scores, slot, node)
+            return chooser.next_token(scores, slot, node)
 
         def goes_on(token: int) -> bool:
-            generation.add(token, chooser.told(token))
+            generation.add(token, chooser.accept_token(token))
             if generation.logprobs is not None:
                 self._without_logprobs.append(verified)
             return not generation.finish_reason

@@ -141,7 +141,7 @@ class StopTexts:
         self._before = ""  # the end of the text that was searched, in which a stop text may begin
         self._longest = max(map(len, texts))
 
-    def told(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """The answer continues with this token; whether it ends the answer."""
         stream = self._stream
         searched = self._before + stream.push([token])

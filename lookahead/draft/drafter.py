@@ -20,10 +20,10 @@ from lookahead.draft import planner
 from lookahead.draft.arrays import Block, rows_block, shared_block
 from lookahead.draft.calibration import EDGES, Calibration
 from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
-from lookahead.draft.growth import Growth
+from lookahead.draft.growth import TreeBuilder
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.own_text import OwnText, lead_common
+from lookahead.draft.own_text import OwnText, update_top_tokens
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.recycled import ANY, BEST, Recycled
@@ -127,7 +127,7 @@ class Drafter:
         self.rows: Block
         self._rows: list[Row] = []
         self._free: list[Row] = []
-        self.growth = Growth(self.options.decoding_length, len(text_weights))
+        self.growth = TreeBuilder(self.options.decoding_length, len(text_weights))
         self._make_rows(1)
         self._remembered: list[SortedText] = []
         self._running: dict[bytes, list[Row]] = {}  # by prompt
@@ -193,7 +193,7 @@ class Drafter:
         if self.options.strategy == "off":
             return
         self.read([row for row, token_ids, learns in zip(rows, said, learn, strict=True) if learns and len(token_ids)])
-        told: list[int] = []
+        args: list[int] = []
         tokens = array("i")
         learning = planner.LEARN if self.options.learn else planner.APPEND
         for row, token_ids, learns in zip(rows, said, learn, strict=True):
@@ -201,15 +201,15 @@ class Drafter:
                 row.unread = np.append(row.unread, np.asarray(token_ids, np.int32)) if len(token_ids) else row.unread
                 continue
             row.reserve(len(token_ids))
-            told += row.number, len(token_ids), learning if learns else planner.APPEND
+            args += row.number, len(token_ids), learning if learns else planner.APPEND
             tokens.extend(token_ids)
-        if told:
-            self._accept(told, tokens)
+        if args:
+            self._accept(args, tokens)
 
-    def _accept(self, told: list[int], tokens: array[int]) -> None:
-        """Append tokens to rows that are read, and learn. told: of each its number, how many, and what to do with them."""
+    def _accept(self, args: list[int], tokens: array[int]) -> None:
+        """Append tokens to rows that are read, and learn. args: of each its number, how many, and what to do with them."""
         blocks = [block.address for block in (self.shared, self.rows, self.growth.first)]
-        task = array("q", (len(told) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *told))
+        task = array("q", (len(args) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *args))
         run_in(1, planner.accept_rows, task.buffer_info()[0])
 
     def draft_rows(
@@ -312,7 +312,7 @@ class Drafter:
         self.session.append_documents(answers)
         self._refresh_texts()
         tokens = np.concatenate([np.asarray(output, np.int64) for _, output in answers])
-        lead_common(self.shared.texts, self.shared.weights, tokens, self.shared.common, self.shared.commonness)
+        update_top_tokens(self.shared.texts, self.shared.weights, tokens, self.shared.common, self.shared.commonness)
         self._share_common()
 
     def forget(self) -> None:
@@ -407,7 +407,7 @@ class Drafter:
         shared = self.shared
         shared.common[:], shared.commonness[:] = 0, 0
         tokens = np.arange(int(shared.texts[:, VOCABULARY].max()))
-        lead_common(shared.texts, shared.weights, tokens, shared.common, shared.commonness)
+        update_top_tokens(shared.texts, shared.weights, tokens, shared.common, shared.commonness)
         self._share_common()
 
     def _share_common(self) -> None:

@@ -388,12 +388,12 @@ def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
     """The most frequent tokens of the row's own text, for any context."""
     slots, total, share = scratch.slots, np.float32(0.0), np.float32(0.0)
     for k in range(LEADERS):
-        total += own.leaders[k, 1]
+        total += own.top_tokens[k, 1]
     each = np.float32(1.0) / total
-    cell = cell_of(0, OWN, total, own.leaders[0, 1] * each, rank)
+    cell = cell_of(0, OWN, total, own.top_tokens[0, 1] * each, rank)
     believed = shared.lambdas[cell]
     for k in range(LEADERS):
-        token, count, place = own.leaders[k, 0], own.leaders[k, 1], own.leaders[k, 2]
+        token, count, place = own.top_tokens[k, 0], own.top_tokens[k, 1], own.top_tokens[k, 2]
         if count == 0:
             break
         slot = slot_of(scratch, stamp, token)

@@ -9,7 +9,7 @@ from lookahead.draft.arrays import MOST_THREADS, Block, scratch_block
 from lookahead.native.threads import most_threads, run_in
 
 
-class Growth:
+class TreeBuilder:
     """first: the scratch block that is always there. grew: nodes of the latest drafts of several rows.
 
     nodes: of a tree at most. texts: as of the shared block.
@@ -19,7 +19,7 @@ class Growth:
         self._sizes = nodes, texts
         self._scratch = [scratch_block(nodes, texts)]
         self._scratch_at = np.full(MOST_THREADS, self.first.address)
-        self.grew = 0
+        self.num_nodes = 0
 
     @property
     def first(self) -> Block:
@@ -42,6 +42,6 @@ class Growth:
     def grow(self, blocks: tuple[int, int], limits: np.ndarray, spans: np.ndarray, single: bool, price: float) -> None:
         """Fill the trees of rows. See `planner.grow_rows`. blocks: addresses of the shared block and of the rows'."""
         arrays = limits.ctypes.data, spans.ctypes.data, 0
-        told = planner.TOLD.pack(0, 0, len(limits), *arrays, single, price, *blocks, self.scratch_at)
-        run_in(self.threads(len(limits), self.grew), planner.grow_rows, told)
-        self.grew = int(spans[:, 1].sum()) if len(spans) > 1 else 0
+        args = planner.TOLD.pack(0, 0, len(limits), *arrays, single, price, *blocks, self.scratch_at)
+        run_in(self.threads(len(limits), self.num_nodes), planner.grow_rows, args)
+        self.num_nodes = int(spans[:, 1].sum()) if len(spans) > 1 else 0

@@ -83,7 +83,7 @@ BY_TOKEN = BY_LAST + 4 * LAST_TOKENS
 BY_PAIR = BY_TOKEN + 4 * TOKENS
 FACTORS = BY_PAIR + PAIRS
 RATE = FIRST_GRADIENTS = 0.1  # of AdaGrad: step size, sum of squares at the beginning
-TEACHES = np.float32(1e-3)  # probability of a token that was wrong, from which its factors learn
+MIN_LEARN_PROB = np.float32(1e-3)  # probability of a token that was wrong, from which its factors learn
 HOPE = np.float32(8.0)  # times as probable as by the experts: no token gets there by its factors
 
 TRUST_MEMORY = np.float32(1 - 1 / MEMORY)  # weight of the past at each token
@@ -147,7 +147,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
                 ask(scratch, rank, cell, lambdas[cell], share)
                 rest *= np.float32(1.0) - lambdas[cell]
                 rank += 1
-    if rest >= floor and own.leaders[0, 1] > 0:
+    if rest >= floor and own.top_tokens[0, 1] > 0:
         cell, share = ask_leaders(shared, scratch, own, stamp, rest, rank - recycled, actual)
         ask(scratch, rank, cell, lambdas[cell], share)
         rest *= np.float32(1.0) - lambdas[cell]
@@ -302,7 +302,7 @@ def _learn_factors(shared, scratch, actual):
         gradient = -scratch.values[slot, P]
         if scratch.slots[slot, SLOT_TOKEN] == actual:
             gradient += np.float32(1.0)
-        elif gradient > -TEACHES or scratch.used_factors[slot, 0] < 0:
+        elif gradient > -MIN_LEARN_PROB or scratch.used_factors[slot, 0] < 0:
             continue
         for k in range(6):
             f = scratch.used_factors[slot, k]

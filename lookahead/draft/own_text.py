@@ -23,7 +23,7 @@ CHAIN_STEPS = 2 * PER_CHAIN  # positions looked at on a chain
 
 # Columns of a row's own text among the arrays of all rows.
 LOG, CAPACITY, HEADS, HEAD_SLOTS, LEADING, LENGTH, PROMPT_LENGTH = range(OWN_COLUMNS)
-Own = namedtuple("Own", ("log", "heads", "leaders", "length", "prompt_length"))
+Own = namedtuple("Own", ("log", "heads", "top_tokens", "length", "prompt_length"))
 
 
 class OwnText:
@@ -39,7 +39,7 @@ class OwnText:
     def __init__(self) -> None:
         self.log = np.empty((2 + CHAINS, 1 << 10), np.int32)
         self.heads = np.full((CHAINS, 1 << 11), -1, np.int32)
-        self.leaders = np.zeros((LEADERS, 3), np.int64)
+        self.top_tokens = np.zeros((LEADERS, 3), np.int64)
         self.columns = np.zeros(OWN_COLUMNS, np.int64)
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class OwnText:
         if slots != self.heads.shape[1]:
             self.heads = np.empty((CHAINS, slots), np.int32)
         self.heads.fill(-1)
-        self.leaders.fill(0)
+        self.top_tokens.fill(0)
         self.length = 0
 
     def reserve(self, more: int) -> bool:
@@ -81,7 +81,7 @@ class OwnText:
     def describe(self, columns: np.ndarray, prompt_length: int) -> None:
         """Keep addresses, sizes and the length in int64 [OWN_COLUMNS] from now on."""
         log, heads = (self.log.ctypes.data, self.log.shape[1]), (self.heads.ctypes.data, self.heads.shape[1])
-        columns[:] = *log, *heads, self.leaders.ctypes.data, self.length, prompt_length
+        columns[:] = *log, *heads, self.top_tokens.ctypes.data, self.length, prompt_length
         self.columns = columns
 
     def append(self, token_ids: Sequence[int] | np.ndarray) -> None:
@@ -89,7 +89,7 @@ class OwnText:
         added = np.asarray(token_ids, np.int32)
         self.reserve(len(added))
         self.length = append_tokens(
-            self.log, self.heads, self.leaders, self.length, added, np.empty(8, np.int64), np.empty(CHAINS, np.int64)
+            self.log, self.heads, self.top_tokens, self.length, added, np.empty(8, np.int64), np.empty(CHAINS, np.int64)
         )
 
 
@@ -125,7 +125,7 @@ def slots_of(recent, have, size, slots):
 
 
 @kernel
-def append_tokens(log, heads, leaders, length, added, recent, slots):
+def append_tokens(log, heads, top_tokens, length, added, recent, slots):
     """Write `added` behind `length` tokens and chain them; returns the new length.
 
     recent (int64 [8] or more) and slots (int64 [CHAINS]) are overwritten.
@@ -153,24 +153,24 @@ def append_tokens(log, heads, leaders, length, added, recent, slots):
                 before = log[CHAIN + c, before]
                 steps += 1
         log[SEEN, place] = seen + new_context
-        lead(leaders, token, seen + new_context, place)
+        lead(top_tokens, token, seen + new_context, place)
     return length
 
 
 @inlined
-def lead(leaders, token, seen, place):
+def lead(top_tokens, token, seen, place):
     """Put a token where it belongs among the most frequent."""
     at = 0
-    while at < LEADERS and leaders[at, 1] > 0 and leaders[at, 0] != token:
+    while at < LEADERS and top_tokens[at, 1] > 0 and top_tokens[at, 0] != token:
         at += 1
     if at == LEADERS:
-        if seen <= leaders[LEADERS - 1, 1]:
+        if seen <= top_tokens[LEADERS - 1, 1]:
             return
         at = LEADERS - 1
-    leaders[at, 0], leaders[at, 1], leaders[at, 2] = token, seen, place
-    while at > 0 and leaders[at - 1, 1] < seen:
+    top_tokens[at, 0], top_tokens[at, 1], top_tokens[at, 2] = token, seen, place
+    while at > 0 and top_tokens[at - 1, 1] < seen:
         for column in range(3):
-            leaders[at - 1, column], leaders[at, column] = leaders[at, column], leaders[at - 1, column]
+            top_tokens[at - 1, column], top_tokens[at, column] = top_tokens[at, column], top_tokens[at - 1, column]
         at -= 1
 
 
@@ -236,7 +236,7 @@ def more_places(log, heads, length, recent, have, chain, found, slots, filled):
 
 
 @kernel
-def lead_common(texts, weights, tokens, leaders, commonness):
+def update_top_tokens(texts, weights, tokens, top_tokens, commonness):
     """Offer `tokens` (int64) to the most frequent tokens of all sorted texts: leaders gets token, count, source. commonness:
     uint8 [COMMONNESS] gets the bucket of a token's count.
     """
@@ -250,4 +250,4 @@ def lead_common(texts, weights, tokens, leaders, commonness):
         kind = token & (COMMONNESS - 1)
         commonness[kind] = max(np.int64(commonness[kind]), binary_bucket(total))
         if total >= 1:
-            lead(leaders, token, np.int64(total), source)
+            lead(top_tokens, token, np.int64(total), source)

@@ -30,14 +30,16 @@ from lookahead.draft.arrays import (
 )
 from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
-from lookahead.draft.mixture import TEACHES, learn, match_own, mix, move_aligned, rescore
+from lookahead.draft.mixture import MIN_LEARN_PROB, learn, match_own, mix, move_aligned, rescore
 from lookahead.draft.own_text import CHAIN, LENGTH, TOKEN, append_tokens, own_arrays, slots_of
 from lookahead.draft.places import LOW, fetch_suffix, narrow_all
 from lookahead.draft.tree import GRAMMAR
 from lookahead.native.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
 from lookahead.native.threads import add
 
-UNHEARD = np.float32(0.1)  # rest of the stick below which an expert is not asked what it would have proposed: nothing to learn
+MIN_REMAINING_MASS = np.float32(
+    0.1
+)  # rest of the stick below which an expert is not asked what it would have proposed: nothing to learn
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 
@@ -59,19 +61,19 @@ def grow_rows(address):
     price: calibrated path probability that a node must have. spans: int64 [rows, 2] gets where a tree's probabilities begin in
     rows.reach and how many nodes it has, root included, as does rows.nodes. A row's tree is the same in any thread.
     """
-    told = carray(int64_at(address), (OF_SCRATCH + 1,))
-    blocks = carray(int64_at(told[OF_SCRATCH]), (MOST_THREADS,))
-    shared, rows = shared_arrays(int64_at(told[OF_SHARED])), rows_arrays(int64_at(told[OF_ROWS]))
+    args = carray(int64_at(address), (OF_SCRATCH + 1,))
+    blocks = carray(int64_at(args[OF_SCRATCH]), (MOST_THREADS,))
+    shared, rows = shared_arrays(int64_at(args[OF_SHARED])), rows_arrays(int64_at(args[OF_ROWS]))
     scratch = scratch_arrays(int64_at(blocks[add(address + 8 * BEGUN, 1)]))
-    limits, spans = carray(int64_at(told[LIMITS]), (told[ROWS], 5)), carray(int64_at(told[SPANS]), (told[ROWS], 2))
+    limits, spans = carray(int64_at(args[LIMITS]), (args[ROWS], 5)), carray(int64_at(args[SPANS]), (args[ROWS], 2))
     price = carray(float64_at(address + 8 * PRICE), (1,))[0]
     least = np.float32(computed(price, shared.edges, shared.curve)) if price > 0 else LEAST
     row = add(address + 8 * NEXT, 1)
-    while row < told[ROWS]:
+    while row < args[ROWS]:
         _fetch_next(shared, rows, scratch, limits, row)
-        forced = carray(int64_at(told[FORCED] + 8 * limits[row, 3]), (limits[row, 4] - limits[row, 3],))
+        forced = carray(int64_at(args[FORCED] + 8 * limits[row, 3]), (limits[row, 4] - limits[row, 3],))
         number, most, longest = limits[row, 0], limits[row, 1], limits[row, 2]
-        _grow(shared, rows, scratch, number, most, longest, forced, max(least, LEAST), told[SINGLE] != 0)
+        _grow(shared, rows, scratch, number, most, longest, forced, max(least, LEAST), args[SINGLE] != 0)
         spans[row, 0], spans[row, 1] = (2 * number + 1) * rows.reach.shape[2], rows.nodes[number]
         row = add(address + 8 * NEXT, 1)
 
@@ -264,12 +266,12 @@ def accept_rows(address):
 
     address: of the arguments, see above. The tokens are int32, those of one row after those of the other.
     """
-    told = carray(int64_at(address), (FIRST_ROW,))
-    of_rows = carray(int64_at(address + 8 * FIRST_ROW), (told[ACCEPTED], 3))
-    said = carray(int32_at(told[TOKENS_AT]), (told[TOKENS],))
-    shared, rows = shared_arrays(int64_at(told[SHARED_AT])), rows_arrays(int64_at(told[ROWS_AT]))
-    scratch, end = scratch_arrays(int64_at(told[SCRATCH_AT])), np.int64(0)
-    for k in range(told[ACCEPTED]):
+    args = carray(int64_at(address), (FIRST_ROW,))
+    of_rows = carray(int64_at(address + 8 * FIRST_ROW), (args[ACCEPTED], 3))
+    said = carray(int32_at(args[TOKENS_AT]), (args[TOKENS],))
+    shared, rows = shared_arrays(int64_at(args[SHARED_AT])), rows_arrays(int64_at(args[ROWS_AT]))
+    scratch, end = scratch_arrays(int64_at(args[SCRATCH_AT])), np.int64(0)
+    for k in range(args[ACCEPTED]):
         start, end = end, end + of_rows[k, 1]
         _fetch_next(shared, rows, scratch, of_rows, k)
         _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2] == LEARN)
@@ -289,12 +291,12 @@ def _accept(shared, rows, scratch, row, said, learns):
             have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
             if learns:
                 _begin(scratch, rows, row)
-                asked = mix(shared, scratch, own, np.int64(0), have, UNHEARD, token)
-                rescore(shared, scratch, own, asked, TEACHES, token)
+                asked = mix(shared, scratch, own, np.int64(0), have, MIN_REMAINING_MASS, token)
+                rescore(shared, scratch, own, asked, MIN_LEARN_PROB, token)
                 learn(shared, scratch, asked, token)
             else:
                 _copy_aligned(rows, row, scratch)
-                match_own(shared, scratch, own, have, UNHEARD)
+                match_own(shared, scratch, own, have, MIN_REMAINING_MASS)
             move_aligned(
                 shared.texts, rows.steps, rows.made, rows.aligned, shared.used[0], row, own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
@@ -304,7 +306,7 @@ def _accept(shared, rows, scratch, row, said, learns):
             rows.steps_before, rows.made_before, scratch.ranges,
         )  # fmt: skip
         rows.own[row, LENGTH] = append_tokens(
-            own.log, own.heads, own.leaders, own.length, said[j : j + 1], scratch.recent, scratch.chains
+            own.log, own.heads, own.top_tokens, own.length, said[j : j + 1], scratch.recent, scratch.chains
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lookahead.budget.worth import Worth
+from lookahead.budget.worth import SourceUtility
 from lookahead.draft.recycled import PLACES, Recycled
 from lookahead.draft.tree import DraftTree
 
@@ -42,7 +42,7 @@ class RunnerUpTokens:
     def clear(self) -> None:
         """Forget everything; be tried again."""
         self._pending: Callable[[], Ranked] | None = None
-        self._utility = Worth()
+        self._utility = SourceUtility()
         self.table.clear()
         self.has_keys = False
 
@@ -66,6 +66,6 @@ class RunnerUpTokens:
         self.has_keys = True
 
     def observe(self, seconds: float, accepted: int, step_seconds: float, emitted: float, rows: int) -> None:
-        """A step in which the source took `seconds` and `accepted` of its tokens were accepted. See `Worth.observe`."""
+        """A step in which the source took `seconds` and `accepted` of its tokens were accepted. See `SourceUtility.observe`."""
         if self._on:
             self._utility.observe(seconds, accepted, step_seconds, emitted, rows)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lookahead.budget.worth import Worth
+from lookahead.budget.worth import SourceUtility
 from lookahead.draft.mixture import MEMORY
 from lookahead.draft.tree import GRAMMAR
 from lookahead.errors import UsageError
@@ -74,7 +74,7 @@ class _Source:
     number: int
     hits: np.ndarray
     tried: np.ndarray
-    worth: Worth = dataclasses.field(default_factory=lambda: Worth(ITS_OWN))
+    worth: SourceUtility = dataclasses.field(default_factory=lambda: SourceUtility(ITS_OWN))
     broken: bool = False
     seconds: float = 0.0
 
@@ -128,7 +128,7 @@ class Sources:
     def forget(self) -> None:
         """Trust them as at first; what is broken stays so."""
         for source in self._all:
-            source.hits[:], source.tried[:], source.worth = 0, 0, Worth(ITS_OWN)
+            source.hits[:], source.tried[:], source.worth = 0, 0, SourceUtility(ITS_OWN)
         self._proposed.clear()
 
     def start(self, row: int) -> None:

@@ -47,7 +47,7 @@ class Emitted:
         return [*found, *[GIVEN] * (len(token_ids) - 1 - len(found)), OWN]
 
 
-class Stretch(NamedTuple):
+class TextSpan(NamedTuple):
     """A part of a text, from `emitted.begin`. text: int32, from the prompt's first token on."""
 
     text: np.ndarray
@@ -59,14 +59,14 @@ class AcceptedTokens:
 
     def __init__(self, source_names: Sequence[str]):
         self._names = source_names
-        self._ended: deque[Stretch] = deque(maxlen=MOST_ENDED)
+        self._ended: deque[TextSpan] = deque(maxlen=MOST_ENDED)
 
     def end(self, text: np.ndarray, emitted: Emitted) -> None:
         """A request has ended, or is preempted. text: int32, all of it."""
         if emitted.sources and not emitted.taken:
-            self._ended.append(Stretch(text.copy(), emitted))
+            self._ended.append(TextSpan(text.copy(), emitted))
 
-    def take(self, text: np.ndarray, prompt: int, running: Callable[[], Iterable[Stretch]]) -> Counter[str]:
+    def take(self, text: np.ndarray, prompt: int, running: Callable[[], Iterable[TextSpan]]) -> Counter[str]:
         """Accepted tokens of the request with this text by draft source. It can be asked for once.
 
         text: int32, prompt and answer. prompt: tokens of the prompt. running: gives requests that have not ended, for one that
@@ -93,7 +93,7 @@ class AcceptedTokens:
         return counts
 
 
-def _agree(stretch: Stretch, text: np.ndarray, prompt: int) -> bool:
+def _agree(stretch: TextSpan, text: np.ndarray, prompt: int) -> bool:
     """It begins within the answer, and is the same as far as both go: an engine may cut what was emitted last."""
     emitted, common = stretch.emitted, min(len(stretch.text), len(text))
     return not emitted.taken and prompt <= emitted.begin < common and bool(np.array_equal(stretch.text[:common], text[:common]))

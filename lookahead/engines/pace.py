@@ -25,7 +25,7 @@ class _Step(NamedTuple):
     left: float
 
 
-class Pace:
+class ExternalBudget:
     """The draft budget of an engine that is watched from outside. Calls come in turn: arrived, left."""
 
     def __init__(self, cost: StepCost | None = None) -> None:

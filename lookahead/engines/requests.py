@@ -18,8 +18,8 @@ from lookahead.budget.policy import Budget
 from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.step import RowState, StepBatch
 from lookahead.draft.tree import DraftTree
-from lookahead.engines.accepted import AcceptedTokens, Emitted, Stretch
-from lookahead.engines.pace import Pace
+from lookahead.engines.accepted import AcceptedTokens, Emitted, TextSpan
+from lookahead.engines.pace import ExternalBudget
 
 
 class NewTokens(NamedTuple):
@@ -51,7 +51,7 @@ class Requests:
     accepted: keeps who drafted what was accepted, None as long as nobody asks, see `count_accepted`.
     """
 
-    def __init__(self, drafter: Drafter, pace: Pace | None = None):
+    def __init__(self, drafter: Drafter, pace: ExternalBudget | None = None):
         self.drafter, self.pace = drafter, pace
         self.seconds, self.steps, self.drafted = 0.0, 0, 0
         self.accepted: AcceptedTokens | None = None
@@ -148,7 +148,7 @@ class Requests:
         if self.accepted is None:
             return Counter()
         return self.accepted.take(
-            text, prompt, lambda: [Stretch(self._text(each), each.emitted) for each in self._known.values()]
+            text, prompt, lambda: [TextSpan(self._text(each), each.emitted) for each in self._known.values()]
         )
 
     def forget(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lookahead.errors import UsageError
 
 if TYPE_CHECKING:
-    from lookahead.engines.pace import Pace
+    from lookahead.engines.pace import ExternalBudget
     from lookahead.engines.requests import Requests
 
 
@@ -180,7 +180,7 @@ def requests_of(vllm_config: Any, timed: bool) -> Requests:
 
     Raises UsageError for settings that are wrong, LookaheadError for a trie that cannot be used.
     """
-    from lookahead.engines.pace import Pace
+    from lookahead.engines.pace import ExternalBudget
     from lookahead.engines.requests import Requests
     from lookahead.engines.settings import DraftSettings, check_tries
 
@@ -190,7 +190,7 @@ def requests_of(vllm_config: Any, timed: bool) -> Requests:
     tokenizer = None if model.skip_tokenizer_init else str(model.tokenizer)
     check_tries(drafter, str(model.model), int(model.get_vocab_size()), tokenizer, bool(model.trust_remote_code))
     hide_llvmlite()  # which is loaded by now, from another engine in this process
-    pace: Pace | None = Pace() if timed and settings.adaptive else None
+    pace: ExternalBudget | None = ExternalBudget() if timed and settings.adaptive else None
     return Requests(drafter, pace)
 
 

@@ -130,13 +130,13 @@ def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None)
     """Keep others that lock `path` from replacing it. waiting: called once after a second. Not to be nested for one path."""
     path = Path(path)
     descriptor = -1
-    told = False
+    args = False
     begun = time.monotonic()
     try:
         while fcntl is not None and (descriptor := _openable(path)) >= 0:
             while not try_lock(descriptor):
-                if not told and time.monotonic() > begun + PATIENCE:
-                    told = True
+                if not args and time.monotonic() > begun + PATIENCE:
+                    args = True
                     waiting(f"{path}: another process is writing it; waiting for it to end.")
                 time.sleep(0.05)
             with _telling(path):

@@ -19,7 +19,7 @@ from lookahead.budget.attention import runs_of
 from lookahead.budget.profile import Work
 from lookahead.budget.shapes import bucket, evened
 from lookahead.draft.tree import TreeBatch
-from lookahead.forward.batch_kernel import NO_LIMIT, opened, place, queries_of
+from lookahead.forward.batch_kernel import NO_LIMIT, opened, pad_index, place
 from lookahead.forward.tree_meta import FIELDS, arrange
 
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
@@ -164,7 +164,7 @@ def pack(
         end = filled if bucketed else start + sum(sizes[first:last])
         spread = gather = None
         if bucketed or end - start < width * (last - first):
-            spread, gather = (upload(a, device) for a in queries_of(trees.sizes[first:last], width, end - start))
+            spread, gather = (upload(a, device) for a in pad_index(trees.sizes[first:last], width, end - start))
         groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
     return _packed(upload(fed, device), filled if bucketed else total, groups, sizes, pasts)
@@ -254,30 +254,30 @@ def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.n
 
 
 def _masks(
-    told: tuple[np.ndarray, ...], plan: MaskPlan, dtype: torch.dtype, device: torch.device, bucketed: bool
+    args: tuple[np.ndarray, ...], plan: MaskPlan, dtype: torch.dtype, device: torch.device, bucketed: bool
 ) -> list[dict[str, torch.Tensor | None]]:
-    """Of each run those of each kind of layer, see `Group`. told: the first arguments of `opened`. The others: see `pack`."""
-    longest = int(told[0][:, 3].max())
+    """Of each run those of each kind of layer, see `Group`. args: the first arguments of `opened`. The others: see `pack`."""
+    longest = int(args[0][:, 3].max())
     made: dict[tuple[int, int], list[torch.Tensor | None]] = {}
     of_kinds = []
     for kind, window in plan.windows.items():
         chunk = plan.chunks[kind]
         limits = (window if window and longest > window else NO_LIMIT, chunk if chunk and longest > chunk else NO_LIMIT)
         if limits not in made:
-            made[limits] = _masks_within(limits, told, dtype, device, bucketed)
+            made[limits] = _masks_within(limits, args, dtype, device, bucketed)
         of_kinds.append(made[limits])
     return [dict(zip(plan.windows, masks, strict=True)) for masks in zip(*of_kinds, strict=True)]
 
 
 def _masks_within(
-    limits: tuple[int, int], told: tuple[np.ndarray, ...], dtype: torch.dtype, device: torch.device, bucketed: bool
+    limits: tuple[int, int], args: tuple[np.ndarray, ...], dtype: torch.dtype, device: torch.device, bucketed: bool
 ) -> list[torch.Tensor | None]:
     """Of each run. limits: how far back a layer sees, and the size of the blocks that it sees within."""
-    runs, parents, *_ = told
+    runs, parents, *_ = args
     limited = bucketed or limits != (NO_LIMIT, NO_LIMIT)
     if not limited and len(parents) == len(runs):  # one token of each slot, which go alone
         return [None] * len(runs)
-    places, shown = opened(*told, torch.finfo(dtype).min, limited, *limits)
+    places, shown = opened(*args, torch.finfo(dtype).min, limited, *limits)
     masks = upload(shown, device).to(dtype)
     return [
         None if at < 0 else masks.as_strided((last - first, 1, width, length), (width * length, width * length, length, 1), at)

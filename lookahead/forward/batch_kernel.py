@@ -29,7 +29,7 @@ def place(parents, sizes, pasts, fed):
 
 
 @kernel
-def queries_of(sizes, width, tokens):
+def pad_index(sizes, width, tokens):
     """(int64 [slots * width]: token of each query; int64 [tokens]: query of each token). Padding has any token, any query."""
     spread = np.zeros(len(sizes) * width, np.int64)
     gather = np.zeros(tokens, np.int64)

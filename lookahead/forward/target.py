@@ -203,7 +203,7 @@ class TargetModel:
         """This is one of several processes that each hold a slice of every layer."""
         return self.agreed is not float
 
-    def in_step(self) -> TargetModel:
+    def as_tensor_parallel_rank(self) -> TargetModel:
         """The same for one of several processes that share the model: they take what they measure from each other."""
         return dataclasses.replace(self, agreed=agreed)
 

@@ -25,7 +25,7 @@ LARGE = 96  # tokens of a tree in which the text is one path
 
 def tried_for_exactness(target: TargetModel) -> TargetModel:
     """The same model; `exact` tells what was found, now or before."""
-    return target if target.exact else dataclasses.replace(target, exact=not differs_in_company(target))
+    return target if target.exact else dataclasses.replace(target, exact=not batch_invariance_violation(target))
 
 
 def tried_in_half(target: TargetModel) -> TargetModel:
@@ -37,7 +37,7 @@ def tried_in_half(target: TargetModel) -> TargetModel:
         return target
     if target.program is not None and target.program.exact:
         return dataclasses.replace(target, exact=True)
-    where = differs_in_company(target)
+    where = batch_invariance_violation(target)
     return dataclasses.replace(target, exact=not where, inexact=where)
 
 
@@ -46,7 +46,7 @@ def exact_or_plain(target: TargetModel) -> TargetModel:
 
     Where forwards round differently, tokens are quantized to other numbers: answers part far more often than in float32.
     """
-    where = differs_in_company(target)
+    where = batch_invariance_violation(target)
     if not where:
         return dataclasses.replace(target, exact=True)
     reason = f"quantized, and not the same bits in every forward ({where})"
@@ -54,7 +54,7 @@ def exact_or_plain(target: TargetModel) -> TargetModel:
 
 
 @torch.inference_mode()
-def differs_in_company(target: TargetModel) -> str:
+def batch_invariance_violation(target: TargetModel) -> str:
     """Next to which other tokens the scores of a token are other bits than alone; "" if nowhere."""
     if target.mode != "packed" or not target.attends_by_op:
         return "attention is not computed in a fixed order"

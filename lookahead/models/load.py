@@ -24,7 +24,7 @@ from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_
 from lookahead.model_files import check_folder, check_sizes
 from lookahead.models.adapter import check_adapter, merged
 from lookahead.models.checkpoint import check_readable, check_weights
-from lookahead.models.exact import differs_in_company, exact_or_plain, tried_in_half
+from lookahead.models.exact import batch_invariance_violation, exact_or_plain, tried_in_half
 from lookahead.models.options import ModelOptions
 from lookahead.models.prequantized import check_method, exact_where_needed, refuse_own_format
 from lookahead.models.probe import probed
@@ -137,14 +137,14 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     if wished.exact and not target.exact:
         if target.program is not None:
             target = dataclasses.replace(target, program=target.program.made_exact())
-        if where := differs_in_company(target):
+        if where := batch_invariance_violation(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)
     elif target.linear in QUANTIZED and not target.exact:
         target = exact_or_plain(target)
     target = tried_in_half(target)
     _log_setting(target)
-    return target.in_step() if tp_plan else target
+    return target.as_tensor_parallel_rank() if tp_plan else target
 
 
 def unpack_gguf(name: str, folder: str, trust_remote_code: bool = False, revision: str | None = None) -> None:

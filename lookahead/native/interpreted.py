@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba.core.registry import CPUDispatcher
 
-from lookahead.native.kernels import MEANINGS, Part
+from lookahead.native.kernels import PYTHON_IMPLS, Part
 
 
 class Interpreted:
@@ -85,7 +85,7 @@ def _meaning(value: Any, known: dict[Any, Any]) -> Any:
     """What a global name of a kernel stands for in Python."""
     if isinstance(value, (Part, CPUDispatcher)):
         return _interpreted(_source_of(value), known)
-    meaning: Callable[..., Any] | None = MEANINGS.get(id(value))
+    meaning: Callable[..., Any] | None = PYTHON_IMPLS.get(id(value))
     return _strict(value) if meaning is None else meaning
 
 

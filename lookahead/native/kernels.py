@@ -89,7 +89,7 @@ part = Part  # a function within kernels: for large ones, and those with several
 inlined = functools.partial(Part, forceinline=True)  # inlined by LLVM: for calls in inner loops, and those with one caller
 
 
-MEANINGS: dict[int, Callable[..., Any]] = {}  # id of an intrinsic function -> the same in Python, see interpreted.py
+PYTHON_IMPLS: dict[int, Callable[..., Any]] = {}  # id of an intrinsic function -> the same in Python, see interpreted.py
 
 
 class _Pointer:
@@ -119,7 +119,7 @@ def pointer_to(numba_type):
         return types.CPointer(numba_type)(types.int64), codegen
 
     dtype = as_dtype(numba_type)
-    MEANINGS[id(pointer)] = lambda address: _Pointer(address, dtype)
+    PYTHON_IMPLS[id(pointer)] = lambda address: _Pointer(address, dtype)
     return pointer
 
 
@@ -161,12 +161,12 @@ def fetch_entry(typing_context, array, index):
     return types.void(array, types.int64), codegen
 
 
-MEANINGS[id(fetch_address)] = lambda address: None
-MEANINGS[id(fetch_entry)] = lambda array, index: None
+PYTHON_IMPLS[id(fetch_address)] = lambda address: None
+PYTHON_IMPLS[id(fetch_entry)] = lambda array, index: None
 
 
-MEANINGS[id(carray)] = lambda pointer, shape: memory_at(pointer.address, shape, pointer.dtype)
-MEANINGS[id(address_of)] = lambda array: array.ctypes.data
+PYTHON_IMPLS[id(carray)] = lambda pointer, shape: memory_at(pointer.address, shape, pointer.dtype)
+PYTHON_IMPLS[id(address_of)] = lambda array: array.ctypes.data
 
 
 # name -> (dtype, shape). A string in a shape is a size by name, or such a size and more: "texts", "texts + 1".
@@ -261,7 +261,7 @@ def unpacker(name: str, layout: Layout) -> Any:
             }
         )
 
-    MEANINGS[id(arrays)] = in_python
+    PYTHON_IMPLS[id(arrays)] = in_python
     return arrays
 
 

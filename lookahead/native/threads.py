@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from lookahead.native.cache import KernelCache
 from lookahead.native.compiler import KernelCompiler
 from lookahead.native.interpreted import Interpreted
-from lookahead.native.kernels import MEANINGS, SOURCES, inlined, memory_at
+from lookahead.native.kernels import PYTHON_IMPLS, SOURCES, inlined, memory_at
 
 LONG = ir.IntType(64)
 PATIENCE = 2_000  # looks at a counter, a few us
@@ -122,7 +122,7 @@ def _add(address: int, number: int) -> np.int64:
     return before
 
 
-MEANINGS[id(add)] = _add
+PYTHON_IMPLS[id(add)] = _add
 
 
 @intrinsic

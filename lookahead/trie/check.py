@@ -85,9 +85,9 @@ def checked_tokens(trie: MappedTrie, segment: Segment, ends: np.ndarray, pages: 
         if int(chunk.max()) > separator:
             raise trie.damaged("a token id is outside the vocabulary", section, begin + int(np.argmax(chunk > separator)))
         found = np.flatnonzero(chunk == separator) + begin
-        told = ends[seen : seen + np.searchsorted(ends[seen:], begin + len(chunk))]
-        if not np.array_equal(found, told):
-            first = min(np.setxor1d(found, told).tolist())
+        args = ends[seen : seen + np.searchsorted(ends[seen:], begin + len(chunk))]
+        if not np.array_equal(found, args):
+            first = min(np.setxor1d(found, args).tolist())
             raise trie.damaged("document ends do not stand where the table states", section, int(first))
         yield chunk
         begin, seen = begin + len(chunk), seen + len(found)

@@ -86,7 +86,7 @@ def test_device_with_a_number_becomes_the_current_one(monkeypatch):
 def test_processes_that_share_a_model_agree_once_a_step(target, monkeypatch):
     calls = []
     monkeypatch.setattr(dist, "all_reduce", lambda box, op: calls.append(len(box)))
-    engine = DecodingEngine(target.in_step(), Drafter())
+    engine = DecodingEngine(target.as_tensor_parallel_rank(), Drafter())
     engine.generate([5, 6, 7], 20)
     rooms = calls.count(1)  # how much memory is free, where room is made
     assert rooms <= 2

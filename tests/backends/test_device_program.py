@@ -18,7 +18,7 @@ from lookahead.backends.lowering.plan import Product
 from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.forward.slots import PackedSlots
 from lookahead.models import probe
-from lookahead.models.exact import differs_in_company
+from lookahead.models.exact import batch_invariance_violation
 from lookahead.models.probe import probed
 
 pytest.importorskip("triton")
@@ -64,7 +64,7 @@ def test_says_what_the_modules_say(tiny_model, name, dtype):
 def test_is_the_same_in_any_company(tiny_model, dtype):
     _, target = of(tiny_model, "llama", dtype)
     exact = DeviceProgram(target.program.plan, target.device, exact=True)
-    assert differs_in_company(dataclasses.replace(target, program=exact)) == ""
+    assert batch_invariance_violation(dataclasses.replace(target, program=exact)) == ""
 
 
 def test_memory_that_graphs_hold_stays_where_it_is(tiny_model):

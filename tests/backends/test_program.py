@@ -20,7 +20,7 @@ from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.errors import ModelError, UsageError
 from lookahead.forward.slots import PackedSlots
 from lookahead.models import probe
-from lookahead.models.exact import differs_in_company
+from lookahead.models.exact import batch_invariance_violation
 from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from tests.support.depth import deep, some_deep
@@ -81,7 +81,7 @@ def test_program_says_what_the_modules_say(tiny_model, name, dtype):
 def test_token_gets_the_same_bits_in_any_company(tiny_model, name, dtype):
     target = of(tiny_model, name, dtype)
     assert target.program is not None
-    assert not differs_in_company(target)
+    assert not batch_invariance_violation(target)
     texts = [np.arange(5, 45, dtype=np.int32), np.arange(30, 37, dtype=np.int32)]
     trees = [chain(np.arange(9, 30, dtype=np.int32)), chain(np.array([7], np.int32))]
     alone, before = scores_of(target, texts, trees), torch.get_num_threads()

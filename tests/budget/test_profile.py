@@ -312,7 +312,7 @@ def test_calibrate_keeps_a_profile_that_jobs_find(cli: Cli, tmp_path: Path, monk
     target = load_model(DEMO)
     cost, profile = target.step_cost(1), read_profile(str(tmp_path / "p.json"))
     assert cost
-    assert target.in_step().step_cost(1) is None  # of a model that processes share
+    assert target.as_tensor_parallel_rank().step_cost(1) is None  # of a model that processes share
     assert cost.table[1, 0] == pytest.approx(profile.forward_seconds(Forward(1, 1, 512)))
 
 

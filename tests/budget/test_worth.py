@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lookahead.budget.worth import ITS_OWN, LONGEST_REST, REST, TRIAL, Worth
+from lookahead.budget.worth import ITS_OWN, LONGEST_REST, REST, TRIAL, SourceUtility
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
@@ -14,7 +14,7 @@ from tests.support.depth import deep
 STEP, SAID = 10e-3, 4
 
 
-def uses(worth: Worth, steps: int, seconds: float, tokens: int, rows: int = 1) -> list[bool]:
+def uses(worth: SourceUtility, steps: int, seconds: float, tokens: int, rows: int = 1) -> list[bool]:
     """Whether each step used the source, which takes `seconds` and gives `tokens` where it is used."""
     used = []
     for _ in range(steps):
@@ -24,11 +24,11 @@ def uses(worth: Worth, steps: int, seconds: float, tokens: int, rows: int = 1) -
 
 
 def test_source_that_saves_more_time_than_it_takes_is_always_used():
-    assert all(uses(Worth(), 5_000, 0.9 * ITS_OWN * STEP / SAID, 1))
+    assert all(uses(SourceUtility(), 5_000, 0.9 * ITS_OWN * STEP / SAID, 1))
 
 
 def test_source_that_takes_more_than_it_saves_is_hardly_used():
-    used = uses(Worth(), 100_000, 1.1 * ITS_OWN * STEP / SAID, 1)
+    used = uses(SourceUtility(), 100_000, 1.1 * ITS_OWN * STEP / SAID, 1)
     assert used[: TRIAL + REST] == [True] * TRIAL + [False] * REST
     assert used[TRIAL + REST]  # tried again
     assert sum(used[50_000:]) / 50_000 < 1.5 * TRIAL / LONGEST_REST
@@ -36,25 +36,25 @@ def test_source_that_takes_more_than_it_saves_is_hardly_used():
 
 @pytest.mark.parametrize(("rows", "trial"), [(2, TRIAL // 2), (8, TRIAL // 4), (32, TRIAL // 4)])
 def test_batch_is_judged_sooner(rows, trial):
-    used = uses(Worth(), TRIAL + REST, 1e-3, 0, rows)
+    used = uses(SourceUtility(), TRIAL + REST, 1e-3, 0, rows)
     assert used[: trial + REST] == [True] * trial + [False] * REST
 
 
 def test_source_that_begins_to_pay_is_noticed():
-    worth = Worth()
+    worth = SourceUtility()
     uses(worth, 2_000, 1e-3, 0)
     assert all(uses(worth, 10_000, 1e-4, 1)[LONGEST_REST:])
 
 
 def test_what_takes_nothing_and_gives_nothing_is_left_on():
-    assert all(uses(Worth(), 1_000, 0.0, 0))
+    assert all(uses(SourceUtility(), 1_000, 0.0, 0))
 
 
 @pytest.mark.parametrize("adaptive", [True, *deep([False])])
 def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_model, monkeypatch, adaptive):
     from lookahead.models.probe import probed
 
-    monkeypatch.setattr("lookahead.draft.runner_up.Worth", lambda: Worth(0.0))  # what it gives counts nothing
+    monkeypatch.setattr("lookahead.draft.runner_up.SourceUtility", lambda: SourceUtility(0.0))  # what it gives counts nothing
     engine = DecodingEngine(probed(tiny_model("llama")), Drafter([], DraftOptions(decoding_length=16, adaptive=adaptive)), 2)
     recycled, accept = [], StepBatch.accept
     monkeypatch.setattr(

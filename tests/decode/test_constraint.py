@@ -208,7 +208,7 @@ def test_what_must_come_is_drafted_and_nothing_that_cannot(demo, tokenizer):
     for step in steps[-generation.steps :]:
         guide = grammars.guide(constraint, 120)
         for token in said[:at]:
-            guide.told(token)
+            guide.accept_token(token)
         assert all(guide.possible(step.tree.token_ids.tolist(), step.tree.parents.tolist()))
         at += len(step.said)
     assert at == len(said)
@@ -232,7 +232,7 @@ def test_possible_nodes_are_those_that_can_be_said_one_after_the_other(grammars,
             for each in path[::-1]:
                 good = good and allows(guide, tokens[each])
                 if good:
-                    guide.told(tokens[each])
+                    guide.accept_token(tokens[each])
             assert found[node] >= good
             checked += good and found[node]
     assert checked > 20
@@ -242,7 +242,7 @@ def test_allowed_tokens_are_those_that_are_allowed_one_by_one(grammars, tokenize
     guide = grammars.guide(Constraint.of("json_schema", SCHEMAS["person"]), 100)
     for token in tokenizer('{"name": "A', add_special_tokens=False)["input_ids"]:
         assert allows(guide, token)
-        guide.told(token)
+        guide.accept_token(token)
         assert guide.allowed().tolist() == [allows(guide, token) for token in range(len(tokenizer))]
 
 

@@ -128,7 +128,7 @@ def test_stop_text_is_complete_with_the_token_that_completes_it_in_the_text_of_t
     for tokens in range(1, len(ids) + 1):
         complete = any(stop in text_of(tokenizer, ids[:tokens]) for stop in stops)
         complete |= tokenizer.convert_ids_to_tokens(ids[tokens - 1]) in named
-        assert seen.told(ids[tokens - 1]) == complete
+        assert seen.accept_token(ids[tokens - 1]) == complete
         if complete:
             before, kept = without_stop(tokenizer, ids[:tokens], stops)
             whole = text_of(tokenizer, ids[:tokens])

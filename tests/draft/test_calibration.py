@@ -58,8 +58,8 @@ def test_nodes_behind_verified_ones_count_as_predicted_and_those_of_them_that_we
     tree = np.array([token_ids, parents, [0] * len(paths), [0] * len(paths)], np.int32)
     counted, counted_by_depth = np.zeros((2, BINS)), np.zeros((2, DEPTHS))
     by_depth = np.linspace(1, 0.2, DEPTHS, dtype=np.float32)
-    told = tree, np.array(reach, np.float32), len(paths), verified, np.array(said, np.int32)
-    count_nodes(*told, by_depth, counted, counted_by_depth)
+    args = tree, np.array(reach, np.float32), len(paths), verified, np.array(said, np.int32)
+    count_nodes(*args, by_depth, counted, counted_by_depth)
     expected, by_depth_expected = np.zeros((2, BINS)), np.zeros((2, DEPTHS))
     for path, p, parent in zip(paths[1:], reach[1:], parents[1:], strict=True):
         if parent >= verified:

@@ -186,19 +186,19 @@ def test_commonest_tokens_of_the_own_text_are_those_seen_behind_most_others(text
     own.heads = np.full((CHAINS, slots), -1, np.int32)
     for begin in range(0, len(text), 9):
         own.append(text[begin : begin + 9])
-    expected = SlowRow(text).leaders
-    assert own.leaders[: len(expected)].tolist() == expected
-    assert not own.leaders[len(expected) :].any()
+    expected = SlowRow(text).top_tokens
+    assert own.top_tokens[: len(expected)].tolist() == expected
+    assert not own.top_tokens[len(expected) :].any()
     assert own.tokens.tolist() == text
 
 
 def test_a_commoner_token_takes_the_place_of_the_least_common_one():
     own = OwnText()
     own.append(range(LEADERS + 8))
-    assert own.leaders[:, 0].tolist() == list(range(LEADERS))
+    assert own.top_tokens[:, 0].tolist() == list(range(LEADERS))
     own.append([LEADERS + 3])  # behind a second token
-    assert own.leaders[0].tolist() == [LEADERS + 3, 2, LEADERS + 8]
-    assert own.leaders[1:, 0].tolist() == list(range(LEADERS - 1))
+    assert own.top_tokens[0].tolist() == [LEADERS + 3, 2, LEADERS + 8]
+    assert own.top_tokens[1:, 0].tolist() == list(range(LEADERS - 1))
 
 
 def steps_by_search(text: Text, context):

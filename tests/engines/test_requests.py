@@ -16,7 +16,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions, Strategy
 from lookahead.draft.tree import DraftTree
 from lookahead.engines.batch_rows import ById, ByText, Running
-from lookahead.engines.pace import Pace
+from lookahead.engines.pace import ExternalBudget
 from lookahead.engines.requests import NewTokens, Requests
 from lookahead.engines.vllm_common import DrafterOfWorker
 
@@ -98,7 +98,7 @@ def test_a_preempted_requests_output_is_remembered_once():
     assert drafter.session.length == len(answer) + 2 * 2  # two documents, each behind a token and with its end
 
 
-class Clocked(Pace):
+class Clocked(ExternalBudget):
     """A pace that says on which steps there are drafts."""
 
     def __init__(self, steps: list[bool]):
@@ -130,7 +130,7 @@ def test_drafts_that_cost_more_than_they_give_rest(monkeypatch):
     """Forwards of a machine that takes as long for each token of a step as for a step of one."""
     now, drafted = [0.0], 0
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    requests = Requests(drafter_of(), Pace())
+    requests = Requests(drafter_of(), ExternalBudget())
     requests.begin("a", [1, 2])
     for step in range(600):
         (tree,) = requests.step([NewTokens("a", [step % 7], 3)])

@@ -13,7 +13,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import ModelError
 from lookahead.models import exact
-from lookahead.models.exact import differs_in_company, tried_for_exactness
+from lookahead.models.exact import batch_invariance_violation, tried_for_exactness
 from lookahead.models.load import load_model
 from lookahead.models.probe import probed
 from tests.architectures import random_prompts
@@ -54,7 +54,7 @@ def test_model_whose_attention_is_another_is_not_exact(tiny_model, name):
     """Sinks, soft caps, biases by position, none at all."""
     target = probed(tiny_model(name))
     assert not target.attends_by_op
-    assert "attention" in differs_in_company(target)
+    assert "attention" in batch_invariance_violation(target)
     assert not tried_for_exactness(target).exact
 
 
@@ -94,4 +94,4 @@ def test_single_token_goes_through_twice_where_it_would_get_other_bits(monkeypat
 def test_model_without_room_for_the_texts_is_not_called_exact(tiny_model):
     target = probed(tiny_model("llama"))
     object.__setattr__(target, "longest_text", exact.BEGINNING)
-    assert "positions" in differs_in_company(target)
+    assert "positions" in batch_invariance_violation(target)

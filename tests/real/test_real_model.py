@@ -16,7 +16,7 @@ from lookahead.api import GenerationParams, GenerationResult, LookaheadEngine
 from lookahead.decode.constraint import Constraint
 from lookahead.draft.options import DraftOptions
 from lookahead.forward.target import TargetModel
-from lookahead.models.exact import differs_in_company
+from lookahead.models.exact import batch_invariance_violation
 from tests.conftest import selects_deep
 from tests.models.test_probe import check_mutants
 from tests.support.cli import write_jsonl
@@ -83,7 +83,7 @@ def test_folder_that_a_gguf_file_is_unpacked_to_is_the_same_model(folder, real_t
 @pytest.mark.deep
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_exact(real_target, dtype):
-    assert differs_in_company(real_target(dtype)) == ""
+    assert batch_invariance_violation(real_target(dtype)) == ""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -40,7 +40,7 @@ from lookahead.draft.cells import (
 )
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.experts import RESOLUTION
-from lookahead.draft.planner import UNHEARD
+from lookahead.draft.planner import MIN_REMAINING_MASS
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
@@ -125,16 +125,16 @@ def own_places(text: Sequence[int], context: Sequence[int]) -> list[tuple[int, i
     return found
 
 
-def lead(leaders: list[list[int]], token: int, count: int, note: int) -> None:
+def lead(top_tokens: list[list[int]], token: int, count: int, note: int) -> None:
     """Put a token where it belongs among the commonest, behind those as common."""
-    at = next((k for k, leader in enumerate(leaders) if leader[0] == token), len(leaders))
+    at = next((k for k, leader in enumerate(top_tokens) if leader[0] == token), len(top_tokens))
     if at == LEADERS:
         at -= 1
-        if count <= leaders[at][1]:
+        if count <= top_tokens[at][1]:
             return
-    leaders[at : at + 1] = [[token, count, note]]
-    while at and leaders[at - 1][1] < count:
-        leaders[at - 1], leaders[at] = leaders[at], leaders[at - 1]
+    top_tokens[at : at + 1] = [[token, count, note]]
+    while at and top_tokens[at - 1][1] < count:
+        top_tokens[at - 1], top_tokens[at] = top_tokens[at], top_tokens[at - 1]
         at -= 1
 
 
@@ -231,7 +231,7 @@ class SlowRow:
     def __init__(self, prompt: Sequence[int]):
         self.tokens: list[int] = []
         self.prompt_length = len(prompt)
-        self.leaders: list[list[int]] = []  # token, different tokens it came behind, newest place
+        self.top_tokens: list[list[int]] = []  # token, different tokens it came behind, newest place
         self.root = Node([], [], {})
         for token in prompt:
             self.append(token)
@@ -239,7 +239,7 @@ class SlowRow:
     def append(self, token: int) -> None:
         self.tokens.append(token)
         behind = {self.tokens[p - 1] if p else -1 for p, t in enumerate(self.tokens) if t == token}
-        lead(self.leaders, token, len(behind), len(self.tokens) - 1)
+        lead(self.top_tokens, token, len(behind), len(self.tokens) - 1)
 
     def source_of(self, place: int) -> int:
         return PROMPT if place < self.prompt_length else OUTPUT
@@ -286,7 +286,7 @@ class SlowDrafter:
     def accept(self, row: SlowRow, said: Sequence[int], learning: bool = True) -> None:
         for token in said:
             node = row.root
-            guesses, asked = self.mix(row, node, UNHEARD, mixture.TEACHES, token)
+            guesses, asked = self.mix(row, node, MIN_REMAINING_MASS, mixture.MIN_LEARN_PROB, token)
             if learning:
                 self.learn_cells(asked, token)
                 self.learn_trust(node, guesses[token].p if token in guesses else ZERO, token)
@@ -343,16 +343,16 @@ class SlowDrafter:
         yield from itertools.islice(matching, EXPERTS - 4)
         if node.parent:
             yield from self._skipping(node.parent)
-        if row.leaders:
-            total = sum(count for _, count, _ in row.leaders)
+        if row.top_tokens:
+            total = sum(count for _, count, _ in row.top_tokens)
             each = np.float64(1) / total
             yield Expert(
-                cell_of(0, OWN, total, row.leaders[0][1] * each),
+                cell_of(0, OWN, total, row.top_tokens[0][1] * each),
                 0,
                 OWN,
                 each,
-                {token: np.float64(count) for token, count, _ in row.leaders},
-                {token: (row.source_of(place), 0) for token, _, place in row.leaders},
+                {token: np.float64(count) for token, count, _ in row.top_tokens},
+                {token: (row.source_of(place), 0) for token, _, place in row.top_tokens},
             )
         if self.common:
             offers = {token: (source, 0) for token, _, source in self.common}
@@ -584,7 +584,7 @@ class SlowDrafter:
         """One step of AdaGrad on the log-likelihood; what is hardly wrong teaches nothing."""
         for token, guess in guesses.items():
             gradient = F(token == actual) - guess.p
-            if token != actual and gradient > -mixture.TEACHES:
+            if token != actual and gradient > -mixture.MIN_LEARN_PROB:
                 continue
             for f in guess.factors:
                 squares = self.learned[f, 1] = self.learned[f, 1] + gradient * gradient

@@ -64,7 +64,7 @@ def sorted_slowly_by_document(tokens, separator):
 
 def test_progress_of_sorting_ends_with_every_suffix():
     seen = []
-    sort_suffixes(flat([[0, 1, 2]] * 5, 4), 4, workers=2, progress=lambda *told: seen.append(told))
+    sort_suffixes(flat([[0, 1, 2]] * 5, 4), 4, workers=2, progress=lambda *args: seen.append(args))
     assert seen[-1] == ("sorting", 15, 15)
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 

@@ -24,7 +24,7 @@ from lookahead.errors import UsageError
 from lookahead.forward.quantized_cache import DTYPES, quantized, restored
 from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
-from lookahead.models.exact import differs_in_company
+from lookahead.models.exact import batch_invariance_violation
 
 LENGTH = 48  # tokens of the text that is tried
 ROUNDING = 0.02  # of the spread of scores: what other causes may move them by, in half precision
@@ -43,7 +43,7 @@ def with_kv_dtype(target: TargetModel, kv_dtype: str) -> TargetModel:
     held = dataclasses.replace(target, kv_dtype=kv_dtype, program=program)
     moved, bound, place_bytes = _moved(held)
     where = "" if moved <= bound else f"scores differ by {moved:.2g} of their spread from the model's own"
-    if where := where or differs_in_company(held):
+    if where := where or batch_invariance_violation(held):
         raise UsageError(
             f"--kv-dtype {kv_dtype}: {target.name}'s scores cannot be had with such a cache ({where}). Leave it out."
         )

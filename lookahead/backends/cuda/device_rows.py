@@ -61,7 +61,7 @@ class Slotted:
     number: int
 
 
-Given = Buffer | torch.Tensor | Slotted | str  # what a kernel is given the address of
+ForcedTokens = Buffer | torch.Tensor | Slotted | str  # what a kernel is given the address of
 BEHIND: dict[Any, tuple[str, ...]] = {Slotted: ("_slot", "_head", "_place"), META: ("_line",)}  # strides that follow an address
 
 
@@ -72,7 +72,7 @@ class RowKernel:
     """
 
     source: str
-    given: list[Given]
+    given: list[ForcedTokens]
     pieces: int
     warps: int
 
@@ -131,7 +131,7 @@ class _Writer:
         self.stage, self.products, self.in_parts, self.vocab, self.scores = stage, products, in_parts, vocab, scores
         self.steps: list[Instruction] = stage.steps
         self.lines: list[str] = []
-        self.given: list[Given] = []
+        self.given: list[ForcedTokens] = []
         self.known: dict[tuple[Any, ...], str] = {}  # what is in registers
         self.sums: dict[Buffer, str] = {}  # single ones
         self.waits: set[Buffer] = set()  # written, but perhaps not by all threads yet
@@ -439,7 +439,7 @@ class _Writer:
     def _masked(self, mask: str, other: bool = False) -> str:
         return f", mask={mask}" + (", other=0.0" if other else "") if mask else ""
 
-    def _pointer(self, given: Given) -> str:
+    def _pointer(self, given: ForcedTokens) -> str:
         for number, each in enumerate(self.given):
             if each is given or (isinstance(given, Slotted | str) and each == given):
                 return f"p{number}"

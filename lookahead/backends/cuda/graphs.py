@@ -58,41 +58,41 @@ class CudaCapture:
 
 
 class CapturedScores(Scores):
-    """Scores of a replayed graph, until the next replay. told: waits for int32 [tokens, 1 + 2 BEST], see `CapturedSteps`."""
+    """Scores of a replayed graph, until the next replay. outputs: waits for int32 [tokens, 1 + 2 BEST], see `CapturedSteps`."""
 
-    def __init__(self, logits: torch.Tensor, counts: Sequence[int], told: Callable[[], np.ndarray]):
+    def __init__(self, logits: torch.Tensor, counts: Sequence[int], outputs: Callable[[], np.ndarray]):
         super().__init__(logits, counts)
-        self._arriving = told
+        self._arriving = outputs
 
     def native(self) -> tuple[int, int, int]:
         return NONE, 0, 0
 
     def best_few(self, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-        told = self._told[rows]
-        few = (told.shape[1] - 1) // 2
-        ids, scores = told[:, 1 : 1 + few], told[:, 1 + few :].copy().view(np.float32)
+        outputs = self._outputs[rows]
+        few = (outputs.shape[1] - 1) // 2
+        ids, scores = outputs[:, 1 : 1 + few], outputs[:, 1 + few :].copy().view(np.float32)
         return ids[:, :most], scores[:, :most]
 
     def wait(self) -> None:
-        self._told  # noqa: B018
+        self._outputs  # noqa: B018
 
     @functools.cached_property
     def _known(self) -> array[int]:
-        return array("q", self._told[:, 0].astype(np.int64).tobytes())
+        return array("q", self._outputs[:, 0].astype(np.int64).tobytes())
 
     @functools.cached_property
-    def _told(self) -> np.ndarray:
+    def _outputs(self) -> np.ndarray:
         return self._arriving()  # the one moment a step waits for the device
 
 
 class _Step:
-    """A captured step. block: what it reads (`batch.block_of`); logits: [tokens, vocab], told: what it leaves."""
+    """A captured step. block: what it reads (`batch.block_of`); logits: [tokens, vocab], outputs: what it leaves."""
 
-    def __init__(self, block: torch.Tensor, logits: torch.Tensor, told: torch.Tensor, replay: Callable[[], None]):
-        self._block, self.logits, self._told, self._replay = block, logits, told, replay
+    def __init__(self, block: torch.Tensor, logits: torch.Tensor, outputs: torch.Tensor, replay: Callable[[], None]):
+        self._block, self.logits, self._outputs, self._replay = block, logits, outputs, replay
         pinned = block.device.type == "cuda"
         self._given = torch.empty(block.shape, dtype=block.dtype, pin_memory=pinned)
-        self._left = torch.empty(told.shape, dtype=told.dtype, pin_memory=pinned)
+        self._left = torch.empty(outputs.shape, dtype=outputs.dtype, pin_memory=pinned)
         self._done = torch.cuda.Event() if pinned else None
         self._stream = functools.partial(torch.cuda.current_stream, block.device)
 
@@ -101,7 +101,7 @@ class _Step:
         self._given.numpy()[:] = block
         self._block.copy_(self._given, non_blocking=True)
         self._replay()
-        self._left.copy_(self._told, non_blocking=True)
+        self._left.copy_(self._outputs, non_blocking=True)
         if self._done:
             self._done.record(self._stream())
 
@@ -164,8 +164,8 @@ class CapturedSteps:
 
     def _captured(self, block: np.ndarray, tokens: int, kinds: int) -> _Step:
         there = torch.from_numpy(block).to(self.target.device, copy=True)
-        (logits, told), replay = self.capture(lambda: self._run(there, tokens, kinds))
-        return _Step(there, logits, told, replay)
+        (logits, outputs), replay = self.capture(lambda: self._run(there, tokens, kinds))
+        return _Step(there, logits, outputs, replay)
 
     def _run(self, block: torch.Tensor, tokens: int, kinds: int) -> Outputs:
         """The forward of the step that `block` describes, by the model itself."""
