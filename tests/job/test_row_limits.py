@@ -88,10 +88,10 @@ def test_row_that_fails_begins_no_more_of_its_samples(job, monkeypatch):
     from lookahead.decode import engine as engine_module
 
     class Failing(engine_module.Sampler):
-        def say(self, *arguments):
+        def next_token(self, *arguments):
             if self.processors:
                 raise ValueError("not me")
-            return super().say(*arguments)
+            return super().next_token(*arguments)
 
     monkeypatch.setattr(engine_module, "Sampler", Failing)
     rows = [row("bad", n=500, repetition_penalty=2.0), *(row(number) for number in range(5))]
