@@ -25,6 +25,7 @@ from lookahead.version import __version__
 # Tokens of a forward of one row, and of each size times the rows of a batch up to MOST.
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 ORDER = (1, 4, 16, 2, 8, 32, 12, 64, 24)
+FIRST = 4  # tokens of each row in the forward that is measured in any case: plain steps alone tell nothing about others
 CONTEXT = 512  # tokens of each row in the cache, for profiles
 MOST = 128  # tokens of a forward
 SECONDS, SHARE = 1.0, 0.01  # that it may take, and of the time of the job
@@ -46,7 +47,7 @@ def measure(
     """forward(rows, tokens): seconds of one. plain_steps, plain_seconds: steps that the job would take without drafts, about,
     and the forward of one of them. most: seconds that it may take, but for one forward.
     """
-    cells = [(batch, _first(batch)), *((batch, size * batch) for size in ORDER if size * batch <= max(MOST, 4 * batch))]
+    cells = [(batch, FIRST * batch), *((batch, size * batch) for size in ORDER if size * batch <= max(MOST, 4 * batch))]
     if batch > 1:
         cells[2:2] = [(1, 1)]
         cells += ((1, size) for size in ORDER[1:] if size <= MOST // 2)
@@ -71,11 +72,6 @@ def measure(
         times.setdefault(cell, []).append(seconds)
     change = float(np.median(changed)) - 1 if len(changed) >= MANY else 0.0
     return _cost(times, batch, buckets, min(max(change, 0.0), MOST_CHANGE))
-
-
-def _first(batch: int) -> int:
-    """Tokens of the forward that is measured in any case, as plain steps alone tell nothing about others."""
-    return batch * 4
 
 
 def _expected(times: dict[tuple[int, int], list[float]], tokens: int) -> float:
@@ -120,7 +116,7 @@ def read(setting: Setting, batch: int) -> StepCost | None:
 
 def holds(cost: StepCost, forward: Callable[[int, int], float], plain_seconds: float) -> bool:
     """Whether a forward takes what it did, relative to a plain step."""
-    tokens, table = _first(cost.batch), cost.table
+    tokens, table = FIRST * cost.batch, cost.table
     expected = np.interp(tokens, table[TOKENS], table[OF_BATCH]) / np.interp(cost.batch, table[TOKENS], table[OF_BATCH])
     return bool(abs(np.log(forward(cost.batch, tokens) / plain_seconds / expected)) < APART)
 
@@ -153,9 +149,8 @@ def _cost(times: dict[tuple[int, int], list[float]], batch: int, buckets: bool, 
             of_rows = {tokens: times.get((batch, tokens)) or of_cell for (_, tokens), of_cell in times.items()}
         at = np.array(sorted(of_rows), np.float64)
         of_size = not_falling(np.array([float(np.median(of_rows[int(tokens)])) for tokens in at]))
-        slopes = np.diff(of_size) / np.diff(
-            at
-        )  # what was not reached costs no less than on average, and no more than half less
+        slopes = np.diff(of_size) / np.diff(at)
+        # Beyond what was measured a token costs no less than on average; fewer tokens save half at most.
         line = np.interp(sizes, at, of_size)
         line += max(slopes[-1], (of_size[-1] - of_size[0]) / (at[-1] - at[0])) * np.maximum(sizes - at[-1], 0)
         line -= np.minimum(slopes[0] * np.maximum(at[0] - sizes, 0), of_size[0] / 2)

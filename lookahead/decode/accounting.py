@@ -111,11 +111,11 @@ class Accounting:
         self._before = []
 
     def end(self) -> None:
+        self._note_plain_steps()
         self._read_clock()
         self._running, self._at = [], None
 
     def _read_clock(self) -> None:
-        self._note_plain_steps()
         if self._at is not None:
             now = self.target.now()
             self.plain.seconds, self._at = self.plain.seconds + now - self._at, now
@@ -189,7 +189,7 @@ class Accounting:
         if options.adaptive:
             if active:  # with its share of what drafts take once for each row
                 self._of_rows, self._emitted = self._of_rows + batch.reading_seconds, self._emitted + emitted
-                seconds += emitted * self._of_rows / self._emitted - batch.reading_seconds
+                seconds = self.target.agreed(seconds + emitted * self._of_rows / self._emitted - batch.reading_seconds)
             parts = batch.expected, seconds, times.accepted - times.drafted
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
         if active:
@@ -223,8 +223,8 @@ class Accounting:
     def _learn_utility(self, batch: StepBatch, seconds: float, emitted: int) -> None:
         """Whether draft sources that take time of their own pay. Where lengths are fixed, all are always used."""
         if self.drafter.options.adaptive:
-            found = batch.runner_up_seconds, batch.accepted_from("recycled"), seconds, emitted, len(batch)
-            self.drafter.runner_up.observe(*found)
+            found = batch.accepted_from("recycled"), seconds, emitted, len(batch)
+            self.drafter.runner_up.observe(self.target.agreed(batch.runner_up_seconds), *found)
         if self._sources:
             counts = [batch.accepted_from(name) for name in self._sources.names]
             self._sources.observe_step(counts, seconds, emitted, len(batch), self.target.agreed)

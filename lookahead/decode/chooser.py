@@ -108,11 +108,11 @@ class ForcedTokens:
     is_followed = True
 
     def __init__(self, remaining_forced: Callable[[int], Sequence[int]]):
-        self._still_given = remaining_forced
+        self._remaining = remaining_forced
 
     def next_token(self, scores: Scores, slot: int, node: int) -> int:
         scores.best(slot, node)
-        return self._still_given(1)[0]
+        return self._remaining(1)[0]
 
     def accept_token(self, token: int) -> bool:
         return False

@@ -268,10 +268,10 @@ class Guide:
             return self._end
         tokens = self._matcher.compute_ff_tokens()[:MOST_FORCED]
         if len(self._eos) == 1 and len(tokens) < MOST_FORCED:
-            args = self._matcher.try_consume_tokens(tokens)
-            if args == len(tokens) and self._matcher.is_stopped():
+            consumed = self._matcher.try_consume_tokens(tokens)
+            if consumed == len(tokens) and self._matcher.is_stopped():
                 tokens = [*tokens, *self._eos]
-            self._matcher.rollback(args)
+            self._matcher.rollback(consumed)
         return tokens
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
@@ -334,9 +334,9 @@ class Guide:
 
     def _is_complete_with(self, token_ids: list[int]) -> bool:
         """The answer is what it must be once these are emitted, too."""
-        args = self._matcher.try_consume_tokens(token_ids)
-        complete = args == len(token_ids) and self._matcher.is_accepting()
-        self._matcher.rollback(args)
+        consumed = self._matcher.try_consume_tokens(token_ids)
+        complete = consumed == len(token_ids) and self._matcher.is_accepting()
+        self._matcher.rollback(consumed)
         return complete
 
     def _error(self) -> ConstraintError:

@@ -33,7 +33,7 @@ from lookahead.forward.backends import by_own_settings
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
 
-AT_ONCE = 0.05  # seconds
+AT_ONCE = 0.05  # seconds of steps between which nothing else is done
 
 __all__ = ["Clock", "DecodingEngine", "FinishReason", "Generation", "room_of"]
 
@@ -149,7 +149,7 @@ class DecodingEngine:
     @torch.inference_mode()
     def steps(self, waiting: Iterator[Generation | None]) -> Iterator[list[Generation]]:
         """`run`: fill free slots, take a step, free the slots of what has ended, which it yields. Where nothing has, it yields
-        nothing after each step of a request that is streamed, else after AT_ONCE seconds: each time takes some microseconds.
+        nothing after each step of a request that is streamed or of a model that is shared, else after AT_ONCE seconds.
         """
         free = self._slots if self._slots and not self._slots.open else None  # else another run uses them
         if len(self._batch):
@@ -170,13 +170,18 @@ class DecodingEngine:
                 began, ended = self.target.now(), scheduler.retire()
                 if ended:
                     self.accounting.retired(ended, began)
-                if ended or began - yielded > AT_ONCE or any(row.generation.streamed for row in scheduler.rows):
+                if self._hands_over(scheduler.rows, ended, began - yielded):
                     self.accounting.pause()
                     yield [row.generation for row in ended]
                     yielded = began
         finally:
             scheduler.stop()
             self.accounting.end()
+
+    def _hands_over(self, rows: Sequence[RunningRow], ended: Sequence[RunningRow], seconds: float) -> bool:
+        """Whether `steps` yields, `seconds` after the last time. Processes that share a model do at the same steps."""
+        shared, streamed = self.target.is_shared, any(row.generation.streamed for row in rows)
+        return bool(ended) or shared or streamed or seconds > AT_ONCE
 
     def _step(self, scheduler: Scheduler, slots: Slots) -> None:
         """Draft, verify all draft trees in one forward, accept, compact the KV cache. rows[k] is in slot k."""
@@ -205,8 +210,8 @@ class DecodingEngine:
         cost = measured_cost(self.target, slots, [row.length for row in rows], steps, seconds)
         if cost:
             self.budget.measured(cost)
+            self.accounting.measured(began)
         self.budget.is_measured = True  # or cannot be
-        self.accounting.measured(began)
         return True
 
     def _new_batch(self) -> StepBatch:

@@ -10,7 +10,7 @@ from lookahead.native.threads import most_threads, run_in
 
 
 class TreeBuilder:
-    """first: the scratch block that is always there. grew: nodes of the latest drafts of several rows.
+    """first: the scratch block that is always there. num_nodes: of the latest drafts of several rows.
 
     nodes: of a tree at most. texts: as of the shared block.
     """

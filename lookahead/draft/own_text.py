@@ -32,7 +32,7 @@ class OwnText:
     log      int32 [2 + CHAINS, capacity]: row TOKEN the tokens; rows CHAIN... the position before, in that chain, or -1;
              row SEEN in how many different contexts of one token the token had been seen by then
     heads    int32 [CHAINS, slots]: the newest position of each hash
-    leaders  int64 [LEADERS, 3]: token, contexts, newest position; most frequent first
+    top_tokens  int64 [LEADERS, 3]: token, contexts, newest position; most frequent first
     columns  int64 [OWN_COLUMNS]: addresses and sizes of these, and the length, for kernels, see `describe`
     """
 
@@ -237,7 +237,7 @@ def more_places(log, heads, length, recent, have, chain, found, slots, filled):
 
 @kernel
 def update_top_tokens(texts, weights, tokens, top_tokens, commonness):
-    """Offer `tokens` (int64) to the most frequent tokens of all sorted texts: leaders gets token, count, source. commonness:
+    """Offer `tokens` (int64) to the most frequent tokens of all sorted texts: top_tokens gets token, count, source. commonness:
     uint8 [COMMONNESS] gets the bucket of a token's count.
     """
     for token in tokens:

@@ -37,9 +37,7 @@ from lookahead.draft.tree import GRAMMAR
 from lookahead.native.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
 from lookahead.native.threads import add
 
-MIN_REMAINING_MASS = np.float32(
-    0.1
-)  # rest of the stick below which an expert is not asked what it would have proposed: nothing to learn
+MIN_REMAINING_MASS = np.float32(0.1)  # of probability, below which an expert is skipped while learning
 # Columns of a candidate.
 CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_MATCH = range(5)
 

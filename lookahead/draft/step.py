@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,24 +32,11 @@ from lookahead.draft.step_layout import (
     UNKNOWN,
     WAITS,
 )
-from lookahead.draft.tree import Accepted, DraftTree, TreeBatch, as_parallel, name_of, root_only
+from lookahead.draft.tree import Accepted, DraftTree, Scores, TreeBatch, as_parallel, name_of, root_only
 from lookahead.native.kernels import Block
 from lookahead.native.threads import c_function, openmp_address, run_in
 
 TIMED = 8  # at one step in that many it is timed how long runner-up tokens take
-
-
-class Scores(Protocol):
-    """What `accept` needs of the scores of a forward."""
-
-    def native(self) -> tuple[int, int, int]:
-        """(kind, address, vocabulary) of scores that kernels can read, see best_kernel.py; kind NONE: a device has them."""
-
-    def best_tokens(self) -> np.ndarray:
-        """int64: the best token of each row of scores, where a device has them."""
-
-    def best_few(self, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """(int32 [rows, most] token ids, float32 scores) of these rows of scores, best first, where a device has them."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -138,6 +138,19 @@ class Accepted:
 
     token_ids: list[int]
     nodes: Sequence[int]
+
+
+class Scores(Protocol):
+    """What `StepBatch.accept` needs of the scores of a forward."""
+
+    def native(self) -> tuple[int, int, int]:
+        """(kind, address, vocabulary) of scores that kernels can read, see best_kernel.py; kind NONE: a device has them."""
+
+    def best_tokens(self) -> np.ndarray:
+        """int64: the best token of each row of scores, where a device has them."""
+
+    def best_few(self, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """(int32 [rows, most] token ids, float32 scores) of these rows of scores, best first, where a device has them."""
 
 
 def name_of(source: int, source_names: Sequence[str]) -> str:

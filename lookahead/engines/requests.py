@@ -87,7 +87,9 @@ class Requests:
 
     def has_text(self, request_id: Hashable, text: np.ndarray) -> bool:
         """Whether a request's text so far is this one. text: int32."""
-        return len(text) == self.length(request_id) and np.array_equal(self._text(self._known[request_id]), text)
+        known = self._known[request_id]
+        own, new = known.row.text, self._batch.unknown_tokens(known.slot)
+        return np.array_equal(own, text[: len(own)]) and np.array_equal(new, text[len(own) :])
 
     def _text(self, known: _Known) -> np.ndarray:
         """int32, a copy."""

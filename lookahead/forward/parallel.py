@@ -27,7 +27,7 @@ class Peers:
         self.leads = dist.get_rank() == 0
         self.together = False  # they have begun to work
 
-    def accept_token(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """The leader's value."""
         box = [value if self.leads else None]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
@@ -35,14 +35,14 @@ class Peers:
 
     def begin(self) -> bool:
         """The leader calls the others to work; False for one that is not needed, as the leader has ended."""
-        self.together = self.accept_token(True)
+        self.together = self.broadcast(True)
         return self.together
 
     def each(self, items: Iterable[Item] = ()) -> Iterator[Item]:
         """The leader's items, one at a time."""
         own = iter(items)
         while True:
-            item = self.accept_token(next(own, END) if self.leads else None)
+            item = self.broadcast(next(own, END) if self.leads else None)
             if isinstance(item, str) and item == END:
                 return
             yield item
@@ -65,7 +65,7 @@ def joined() -> Iterator[Peers]:
         yield peers
     finally:
         if peers.leads and not peers.together:
-            peers.accept_token(False)
+            peers.broadcast(False)
         if joins:
             dist.destroy_process_group()
 

@@ -85,16 +85,16 @@ class SharedModel(OneEngine):
     peers: Peers
 
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
-        self.peers.accept_token(job.began)
-        super().run(self.peers.each(requests), job, write, lambda: self.peers.accept_token(stopped()))
+        self.peers.broadcast(job.began)
+        super().run(self.peers.each(requests), job, write, lambda: self.peers.broadcast(stopped()))
 
 
 def follow(peers: Peers, settings: EngineSettings, job: JobOptions) -> None:
     """Take the steps that the leader takes."""
     if peers.begin():
         loaded = settings.load()
-        job = dataclasses.replace(job, began=peers.accept_token())
-        run_rows(loaded.engine, loaded.tokenizer, peers.each(), job, lambda row: None, peers.accept_token)
+        job = dataclasses.replace(job, began=peers.broadcast())
+        run_rows(loaded.engine, loaded.tokenizer, peers.each(), job, lambda row: None, peers.broadcast)
 
 
 class Workers(Answering):

@@ -361,8 +361,8 @@ def test_token_that_ends_an_answer_is_not_in_its_text_though_it_is_not_special(t
         {"custom_id": "theirs", "body": {"prompt": PROMPTS[0], "stop_token_ids": [end], "max_tokens": 24}},
     ]
     written = tmp_path / "out.jsonl"
-    args = "generate", "--model", MODEL, "--input", write_jsonl(tmp_path / "in.jsonl", rows), "-o", written, "--token-ids"
-    assert Cli(capsys)(*args, "--max-new-tokens", 24, "--quiet").code == 0
+    command = "generate", "--model", MODEL, "--input", write_jsonl(tmp_path / "in.jsonl", rows), "-o", written, "--token-ids"
+    assert Cli(capsys)(*command, "--max-new-tokens", 24, "--quiet").code == 0
     ours, theirs = sorted(map(json.loads, written.read_text("utf-8").splitlines()), key=lambda row: "custom_id" in row)
     choice = theirs["response"]["body"]["choices"][0]
     for row in (ours, *ours["samples"], choice):

@@ -118,5 +118,5 @@ def test_completion_is_installed_where_the_shell_reads_it(tmp_path):
         (tmp_path / "lookahead").chmod(0o755)
         asked = f'. "{sourced}"; COMP_WORDS=(lookahead insp); COMP_CWORD=1; _lookahead_completion lookahead; echo "$COMPREPLY"'
         path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-        args = subprocess.run([bash, "-c", asked], capture_output=True, text=True, env={**os.environ, "PATH": path}, timeout=60)
-        assert args.stdout.strip() == "inspect-trie", args.stderr
+        done = subprocess.run([bash, "-c", asked], capture_output=True, text=True, env={**os.environ, "PATH": path}, timeout=60)
+        assert done.stdout.strip() == "inspect-trie", done.stderr

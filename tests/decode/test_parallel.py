@@ -71,6 +71,17 @@ def test_processes_that_share_a_model_write_the_rows_of_one(cli, tmp_path, start
         assert code == 0, err
 
 
+def test_processes_that_share_a_model_choose_the_same_drafts(cli, tmp_path):
+    """Each measures times of its own: were they not agreed on, a process would wait for a forward that no other takes."""
+    source = write_jsonl(tmp_path / "in.jsonl", questions(12))
+    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 96, "--token-ids")
+    assert cli(*job, "-o", tmp_path / "one.jsonl").code == 0
+    code, err = started_as_torchrun_does(*job, "-o", tmp_path / "two.jsonl", "--tp-plan", "auto", "--batch-size", 4)
+    assert code == 0, err
+    one, two = ({row["id"]: row["token_ids"] for row in rows_of(tmp_path / name)} for name in ("one.jsonl", "two.jsonl"))
+    assert one == two
+
+
 def test_processes_leave_the_group_that_they_joined(monkeypatch):
     # Its thread is joined, so that it does not run into the end of the interpreter (an abort, in one run of many).
     address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}

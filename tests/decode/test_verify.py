@@ -62,19 +62,19 @@ def test_longest_path_that_the_model_says_is_accepted(tree, said, token_ids, nod
 
 
 def test_model_is_asked_once_for_each_token_and_only_along_the_path():
-    asked, args = [], []
+    asked, emitted = [], []
 
     def say(node):
         asked.append(node)
         return [8, 3, 0, 4][node]
 
     def goes_on(token):
-        args.append(token)
+        emitted.append(token)
         return True
 
     assert verify_and_accept(EXAMPLE, say, goes_on).token_ids == [8, 3, 4]
     assert asked == [0, 1, 3]
-    assert args == [8, 3, 4]
+    assert emitted == [8, 3, 4]
 
 
 @pytest.mark.parametrize(("last", "token_ids", "nodes"), [(8, [8], [0, 1]), (3, [8, 3], [0, 1, 3]), (4, [8, 3, 4], [0, 1, 3])])
@@ -135,12 +135,12 @@ def test_trees_are_followed_at_once_as_each_by_itself(data):
         batch.set_input(number, DECODES)
     batch.propose(Budget(), 1, True)
     batch.accept(scores)
-    for slot, (tree, args, found) in enumerate(zip(trees, forced_tokens, batch.accepted(), strict=True)):
+    for slot, (tree, forced, found) in enumerate(zip(trees, forced_tokens, batch.accepted(), strict=True)):
         assert batch.trees_of([slot])[0].token_ids.tolist() == tree.token_ids.tolist()
 
-        def say(node, so_far, slot=slot, args=args):
-            if args:
-                return args[len(so_far)] if len(so_far) < len(args) else None
+        def say(node, so_far, slot=slot, forced=forced):
+            if forced:
+                return forced[len(so_far)] if len(so_far) < len(forced) else None
             return int(scores.of(slot)[node].float().argmax())
 
         assert (found.token_ids, found.nodes) == tree.follow(say)

@@ -193,15 +193,15 @@ def test_engine_tells_every_step_and_says_the_same_tokens_as_unwatched(tiny_mode
 def test_replay_tells_the_steps_of_the_rows_that_are_watched(make_trie):
     random = np.random.default_rng(0)
     pairs = [(random.integers(0, 9, 5).tolist(), random.integers(0, 3, 60).tolist()) for _ in range(4)]
-    args = {2: [], 4: []}
-    watch = {row: steps.append for row, steps in args.items()}
+    steps_of = {2: [], 4: []}
+    watch = {row: steps.append for row, steps in steps_of.items()}
     tries = [make_trie([pairs[3][1]])]
     found = replay(pairs, tries, DraftOptions(decoding_length=8), observer_of=watch.get)
-    for row, steps in args.items():
+    for row, steps in steps_of.items():
         told_adds_up(steps, *pairs[row - 1])
     first_rows = replay(pairs[:3], tries, DraftOptions(decoding_length=8))
-    assert len(args[4]) == found.steps - first_rows.steps
-    assert accepted_by_source(args[4]) == found.accepted_by_source - first_rows.accepted_by_source
+    assert len(steps_of[4]) == found.steps - first_rows.steps
+    assert accepted_by_source(steps_of[4]) == found.accepted_by_source - first_rows.accepted_by_source
 
 
 # ---- who is credited

@@ -350,21 +350,21 @@ with locked(path):
 
 
 def test_lock_waits_for_another_process_and_then_holds_the_file_that_it_has_put_there(kept):
-    args = []
+    notices = []
     with subprocess.Popen(
         [sys.executable, "-c", HOLDING, kept], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "locked\n"
 
         def waiting(text):
-            args.append(text)
+            notices.append(text)
             other.stdin.write("go on\n")
             other.stdin.flush()
 
         with locked(kept, waiting):
             assert kept.read_text() == "theirs"
-    assert len(args) == 1
-    assert str(kept) in args[0]
+    assert len(notices) == 1
+    assert str(kept) in notices[0]
 
 
 def test_lock_of_a_missing_file_or_on_a_system_without_locks_does_nothing(tmp_path, kept, monkeypatch):

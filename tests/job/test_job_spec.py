@@ -120,16 +120,16 @@ class Watching(JobEvents):
     """Notes what it is told; stops after so many rows."""
 
     def __init__(self, most: int = 1_000_000):
-        self.most, self.rows, self.accept_token = most, 0, list[str]()
+        self.most, self.rows, self.events = most, 0, list[str]()
 
     def notice(self, text: str) -> None:
-        self.accept_token.append(f"notice: {text}")
+        self.events.append(f"notice: {text}")
 
     @contextmanager
     def running(self, progress: JobProgress) -> Iterator[None]:
-        self.accept_token.append(f"begins at {progress.totals.rows}")
+        self.events.append(f"begins at {progress.totals.rows}")
         yield
-        self.accept_token.append("ends")
+        self.events.append("ends")
 
     def progress(self, progress: JobProgress) -> None:
         self.rows = progress.totals.rows
@@ -146,15 +146,15 @@ def test_job_that_its_caller_stops_is_resumed_to_the_same_rows(tmp_path):
     first = Watching(most=2)
     report = run_job(spec, first)
     assert (report.state, report.totals.rows, report.expected) == ("stopped", 2, 4)
-    assert first.accept_token == ["begins at 0", "ends"]
+    assert first.events == ["begins at 0", "ends"]
     resumed = Watching()
     report = run_job(JobSpec.of(**{**spec.options(), "resume": True, "batch_size": 3}), resumed)
     assert (report.state, report.totals.rows, report.run.rows) == ("complete", 4, 2)
-    assert resumed.accept_token == ["begins at 2", "ends"]
+    assert resumed.events == ["begins at 2", "ends"]
     assert steady(tmp_path / "out.jsonl") == steady(whole / "out.jsonl")
     again = Watching()
     assert run_job(JobSpec.of(**{**spec.options(), "resume": True}), again).state == "complete"
-    assert again.accept_token == ["begins at 4", "ends"]
+    assert again.events == ["begins at 4", "ends"]
 
 
 def test_failed_rows_are_counted_in_the_report_and_raise_nothing(tmp_path):

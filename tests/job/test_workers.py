@@ -118,10 +118,10 @@ def test_workers_are_told_what_others_said_once_and_not_what_they_said_themselve
     with WorkerPool(factory) as pool:
         pool.run(requests_of(90), True, lambda ended: None)
     for worker in factory.started:
-        args = [ids[1] for _, ids in worker.heard]
-        assert len(args) == len(set(args))
+        asked = [ids[1] for _, ids in worker.heard]
+        assert len(asked) == len(set(asked))
         assert all(ids[0] != worker.number for _, ids in worker.heard)
-        assert len(args) > 40
+        assert len(asked) > 40
     with WorkerPool(factory := PlayedWorkers(3), learn=False) as pool:
         pool.run(requests_of(30), True, lambda ended: None)
     assert not any(worker.heard for worker in factory.started)
