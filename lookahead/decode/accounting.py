@@ -156,8 +156,10 @@ class Accounting:
         prefilled: tokens of prompts. is_first: the first step of its size, whose time tells nothing about others
         (`Scores.is_first`).
         """
+        reading, runner_up = batch.reading_seconds, batch.runner_up_seconds
         if self.target.is_shared:
-            times = StepTimes(*self.target.agreed_all(times))
+            found = self.target.agreed_all((*times, reading, runner_up, self._of_rows))
+            times, (reading, runner_up, self._of_rows) = StepTimes(*found[:4]), found[4:]
         options = self.drafter.options
         self.clock.add(times.drafting, times.computed - times.drafted, times.accepted - times.computed, prefilled)
         if options.strategy == "off":
@@ -188,12 +190,12 @@ class Accounting:
         self._time_plain_steps(len(rows), active, seconds, follows)
         if options.adaptive:
             if active:  # with its share of what drafts take once for each row
-                self._of_rows, self._emitted = self._of_rows + batch.reading_seconds, self._emitted + emitted
-                seconds = self.target.agreed(seconds + emitted * self._of_rows / self._emitted - batch.reading_seconds)
+                self._of_rows, self._emitted = self._of_rows + reading, self._emitted + emitted
+                seconds += emitted * self._of_rows / self._emitted - reading
             parts = batch.expected, seconds, times.accepted - times.drafted
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
         if active:
-            self._learn_utility(batch, seconds, emitted)
+            self._learn_utility(batch, runner_up, seconds, emitted)
         elif options.adaptive:
             self._plain_left, self._plain_began = min(self.budget.plain_steps_left(len(rows)), AT_ONCE), times.accepted
 
@@ -220,11 +222,11 @@ class Accounting:
         elif was_plain and follows:
             self.plain.plain_step(rows, seconds)
 
-    def _learn_utility(self, batch: StepBatch, seconds: float, emitted: int) -> None:
+    def _learn_utility(self, batch: StepBatch, runner_up: float, seconds: float, emitted: int) -> None:
         """Whether draft sources that take time of their own pay. Where lengths are fixed, all are always used."""
         if self.drafter.options.adaptive:
             found = batch.accepted_from("recycled"), seconds, emitted, len(batch)
-            self.drafter.runner_up.observe(self.target.agreed(batch.runner_up_seconds), *found)
+            self.drafter.runner_up.observe(runner_up, *found)
         if self._sources:
             counts = [batch.accepted_from(name) for name in self._sources.names]
             self._sources.observe_step(counts, seconds, emitted, len(batch), self.target.agreed)
