@@ -46,10 +46,6 @@ def _next_of(ahead: Iterator[int], node: int, emitted: list[int]) -> int | None:
     return next(ahead, None)
 
 
-def _same(best: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    return best
-
-
 def read_recording(path: Path) -> Recording:
     """A file of `write_recording`."""
     with np.load(path) as file:
@@ -92,7 +88,6 @@ def record(pairs: Sequence[tuple[list[int], list[int]]], tries: Sequence[Any], m
     from lookahead.draft.calibration import count_nodes
     from lookahead.draft.drafter import Drafter
     from lookahead.draft.options import DraftOptions
-    from lookahead.draft.tree import root_only
 
     drafter = Drafter(tries, DraftOptions(decoding_length=MOST + 1, adaptive=False))
     best_of = _best_tokens(model) if model else None
@@ -122,10 +117,11 @@ def record(pairs: Sequence[tuple[list[int], list[int]]], tries: Sequence[Any], m
                 )  # fmt: skip
                 counted += len(emitted)
             drafter.rows.nodes[row.number] = 0  # counted above
-            if best is not None:  # what the model says behind this root is known after the step
-                ids, scores = best[0][done - 1 : done], best[1][done - 1 : done]
-                drafter.note_runner_up([row], [root_only(answer[done - 1])], partial(_same, (ids, scores)))
+            root, before = np.array(answer[done - 1 : done], np.int32), row.text[-2:-4:-1].copy()[None]
             row.accept(answer[done : done + 1])
+            if best is not None:  # what the model says behind this root is known after the step
+                top = best[0][done - 1 : done], best[1][done - 1 : done]
+                drafter.recycled.add(root, np.array([-1], np.int32), np.array([1]), before, *top)
         row.finish()
         rows.append(len(trees))
         prompts.append(len(prompt))

@@ -48,7 +48,6 @@ FACTORS = (0.5, 2.0)
 MEASURES = {
     "draft": "logged",
     "draft/recycled.py": "answered",
-    "draft/runner_up.py": "answered",
     "draft/sources.py": "sources",
     "budget": "",  # budget_simulator.py
 }

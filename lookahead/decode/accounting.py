@@ -226,7 +226,7 @@ class Accounting:
         """Whether draft sources that take time of their own pay. Where lengths are fixed, all are always used."""
         if self.drafter.options.adaptive:
             found = batch.accepted_from("recycled"), seconds, emitted, len(batch)
-            self.drafter.runner_up.observe(runner_up, *found)
+            self.drafter.recycled_utility.observe(runner_up, *found)
         if self._sources:
             counts = [batch.accepted_from(name) for name in self._sources.names]
             self._sources.observe_step(counts, seconds, emitted, len(batch), self.target.agreed)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lookahead.arguments import numbers_of
+from lookahead.budget.worth import SourceUtility
 from lookahead.draft import planner
 from lookahead.draft.arrays import Block, rows_block, shared_block
 from lookahead.draft.calibration import EDGES, Calibration
@@ -26,8 +27,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, update_top_tokens
 from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
-from lookahead.draft.recycled import ANY, BEST, Recycled
-from lookahead.draft.runner_up import BestTokens, RunnerUpTokens
+from lookahead.draft.recycled import ANY, BEST, PLACES, Recycled
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.native.threads import run_in
@@ -66,11 +66,13 @@ class Row:
         branch_length: draft tokens on one path at most (default and upper limit: the option of this name).
         price: path probability that a node must have (default: the option of this name).
         """
-        return self.drafter.draft_rows([self], [budget], [branch_length], price)[0]
+        return self.drafter._draft(self, budget, branch_length, price)
 
     def accept(self, token_ids: Sequence[int], learn: bool = True) -> None:
         """The model emitted these tokens next. learn: from each of them; it takes most of the time."""
-        self.drafter.accept_rows([self], [token_ids], [learn])
+        self.drafter.append(self, token_ids, learn)
+        if self.drafter.options.strategy != "off":
+            self.drafter.sources.accept(self.number, token_ids, learn and self.drafter.options.learn)
 
     def reserve(self, more: int) -> None:
         """Make room for that many more tokens of a text that is read."""
@@ -117,7 +119,7 @@ class Drafter:
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.runner_up = RunnerUpTokens(self.options.recycle)
+        self.recycled, self.recycled_utility = Recycled.empty(PLACES if self.options.recycle else 0), SourceUtility()
         self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
         self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
         self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights
@@ -137,14 +139,9 @@ class Drafter:
         self._find_common()
 
     @property
-    def recycled(self) -> Recycled:
-        """The table of runner-up tokens."""
-        return self.runner_up.table
-
-    @property
     def wants_runner_up(self) -> bool:
         """Runner-up tokens are drafted from at present."""
-        return self.options.strategy != "off" and self.runner_up.pays
+        return self.options.strategy != "off" and self.options.recycle and self.recycled_utility.pays
 
     def start(self, prompt_ids: Sequence[int] | np.ndarray) -> Row:
         """Begin a request: its prompt (at least one token) becomes its own text."""
@@ -178,68 +175,43 @@ class Drafter:
             self.rows.nodes[row.number] = 0
         self._find_roots(unread)
 
-    def accept_rows(self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool]) -> None:
-        """`Row.accept` for each row of a batch, in turn."""
-        self.append_rows(rows, said, learn)
-        if self.sources and self.options.strategy != "off":
-            for row, token_ids, learns in zip(rows, said, learn, strict=True):
-                self.sources.accept(row.number, token_ids, learns and self.options.learn)
-
-    def append_rows(self, rows: Sequence[Row], said: Sequence[Sequence[int]], learn: Sequence[bool]) -> None:
-        """As `accept_rows`, but the sources of the user's own are not notified."""
-        for row, token_ids in zip(rows, said, strict=True):
-            if len(token_ids):
-                row.root = int(token_ids[-1])
+    def append(self, row: Row, token_ids: Sequence[int], learn: bool) -> None:
+        """As `Row.accept`, but the sources of the user's own are not notified."""
+        if not len(token_ids):
+            return
+        row.root = int(token_ids[-1])
         if self.options.strategy == "off":
             return
-        self.read([row for row, token_ids, learns in zip(rows, said, learn, strict=True) if learns and len(token_ids)])
-        args: list[int] = []
-        tokens = array("i")
-        learning = planner.LEARN if self.options.learn else planner.APPEND
-        for row, token_ids, learns in zip(rows, said, learn, strict=True):
-            if row.unread is not None:
-                row.unread = np.append(row.unread, np.asarray(token_ids, np.int32)) if len(token_ids) else row.unread
-                continue
-            row.reserve(len(token_ids))
-            args += row.number, len(token_ids), learning if learns else planner.APPEND
-            tokens.extend(token_ids)
-        if args:
-            self._accept(args, tokens)
-
-    def _accept(self, args: list[int], tokens: array[int]) -> None:
-        """Append tokens to rows that are read, and learn. args: of each its number, how many, and what to do with them."""
+        if learn:
+            self.read([row])
+        if row.unread is not None:
+            row.unread = np.append(row.unread, np.asarray(token_ids, np.int32))
+            return
+        row.reserve(len(token_ids))
+        tokens = array("i", token_ids)
+        what = row.number, len(tokens), planner.LEARN if learn and self.options.learn else planner.APPEND
         blocks = [block.address for block in (self.shared, self.rows, self.growth.first)]
-        task = array("q", (len(args) // 3, len(tokens), tokens.buffer_info()[0], *blocks, *args))
+        task = array("q", (1, len(tokens), tokens.buffer_info()[0], *blocks, *what))
         run_in(1, planner.accept_rows, task.buffer_info()[0])
 
-    def draft_rows(
-        self,
-        rows: Sequence[Row],
-        budgets: Sequence[int | None],
-        branch_lengths: Sequence[int | None],
-        price: float | None = None,
-    ) -> list[DraftTree]:
-        """`Row.draft` for each row of a batch: everything that pays. Several threads share a large one, without the GIL."""
-        options, count = self.options, len(rows)
+    def _draft(self, row: Row, budget: int | None, branch_length: int | None, price: float | None) -> DraftTree:
+        """See `Row.draft`."""
+        options = self.options
         if options.strategy == "off":
-            return [root_only(row.root) for row in rows]
-        self.read(rows)
+            return root_only(row.root)
+        self.read([row])
         self.get_ready()
-        most, longest = options.decoding_length - 1, options.branch_length
         price = options.price if price is None else price
-        limits, spans, size = self._limits[:count], self._spans[:count], planner.LIMITED.size
-        for k, (row, budget, depth) in enumerate(zip(rows, budgets, branch_lengths, strict=True)):
-            below, deep = most if budget is None else min(budget, most), longest if depth is None else min(depth, longest)
-            planner.LIMITED.pack_into(self._limits.data, k * size, row.number, below, deep, 0, 0)
+        most = options.decoding_length - 1 if budget is None else min(budget, options.decoding_length - 1)
+        longest = options.branch_length if branch_length is None else min(branch_length, options.branch_length)
+        limits = np.array([[row.number, most, longest, 0, 0]])
+        spans = np.zeros((1, 2), np.int64)
         self.growth.grow((self.shared.address, self.rows.address), limits, spans, options.strategy == "single", price)
         if self.sources:
-            self.merge_sources(rows, limits, price, spans)
-        numbers, kept = limits[:, 0], spans[:, 1]
-        self.rows.kept[numbers] = kept
-        trees = self.copied_trees(numbers, kept)
-        if options.strategy == "parallel":
-            trees = [as_parallel(tree, below) for tree, below in zip(trees, limits[:, 1].tolist(), strict=True)]
-        return trees
+            self.merge_sources([row], limits, price, spans)
+        self.rows.kept[row.number] = spans[0, 1]
+        tree = self.copied_trees(limits[:, 0], spans[:, 1])[0]
+        return as_parallel(tree, most) if options.strategy == "parallel" else tree
 
     def copied_trees(self, numbers: np.ndarray, nodes: np.ndarray) -> list[DraftTree]:
         """The first nodes of the trees that were grown for these rows, copied. nodes: of each, the root included."""
@@ -258,13 +230,7 @@ class Drafter:
             self.remember(())
         if len(self._running) < len(self._rows) - len(self._free):
             self._share_running()
-        self.runner_up.add_pending()
-        self.shared.used[1] = self.runner_up.in_use
-
-    def note_runner_up(self, rows: Sequence[Row], trees: Sequence[DraftTree], best: BestTokens) -> None:
-        """The model was asked behind all nodes of these trees, each of which stands at the end of its row's text."""
-        before = [[ANY, ANY, *row.text[-3:-1].tolist()][:-3:-1] for row in rows]
-        self.runner_up.note(trees, np.array(before, np.int32), best)
+        self.shared.used[1] = self.recycled.has_keys and self.wants_runner_up
 
     def _share_running(self, ended: bool = False) -> None:
         """Samples of one prompt draft from what the others have emitted so far: the session holds it, up to date by SHARED
@@ -320,7 +286,8 @@ class Drafter:
         self._unread.clear()
         self.session.clear()
         self.sources.forget()
-        self.runner_up.clear()
+        self.recycled.clear()
+        self.recycled_utility = SourceUtility()
         self._learn_from(self._priors)
         self._refresh_texts()
         self._find_common()
@@ -329,8 +296,8 @@ class Drafter:
         """Compile the kernels (once per machine), so that the first draft is not slower."""
         probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
         row = probe.start([0, 1, 0, 1])
-        best = np.zeros((1, BEST), np.int32), np.zeros((1, BEST), np.float32)
-        probe.note_runner_up([row], [root_only(0)], lambda: best)
+        one, best = np.zeros(1, np.int32), (np.zeros((1, BEST), np.int32), np.zeros((1, BEST), np.float32))
+        probe.recycled.add(one, one - 1, one.astype(np.int64) + 1, np.full((1, 2), ANY, np.int32), *best)
         row.draft()
         row.accept([0])
         row.finish()
@@ -364,8 +331,6 @@ class Drafter:
             row.own.columns = block.own[row.number]
         added = [Row(self, number) for number in range(len(self._rows), count)]
         self._rows += added
-        self._limits = np.zeros((count, 5), np.int64)  # of one `grow`, see planner.py
-        self._spans = np.zeros((count, 2), np.int64)
         self._free += added[::-1]
 
     def _refresh_texts(self) -> None:

@@ -1,4 +1,4 @@
-"""Where trees are grown: scratch memory of threads, and how many share a batch. In: what to grow. Out: the rows' trees."""
+"""Scratch memory of the threads that grow trees, and how many of them share a batch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from lookahead.native.threads import most_threads, run_in
 
 
 class TreeBuilder:
-    """first: the scratch block that is always there. num_nodes: of the latest drafts of several rows.
-
-    nodes: of a tree at most. texts: as of the shared block.
-    """
+    """first: the scratch block that is always there. nodes: of a tree at most. texts: as of the shared block."""
 
     def __init__(self, nodes: int, texts: int):
         self._sizes = nodes, texts
         self._scratch = [scratch_block(nodes, texts)]
         self._scratch_at = np.full(MOST_THREADS, self.first.address)
-        self.num_nodes = 0
 
     @property
     def first(self) -> Block:
@@ -40,8 +36,6 @@ class TreeBuilder:
         return threads
 
     def grow(self, blocks: tuple[int, int], limits: np.ndarray, spans: np.ndarray, single: bool, price: float) -> None:
-        """Fill the trees of rows. See `planner.grow_rows`. blocks: addresses of the shared block and of the rows'."""
+        """Fill the trees of rows in this thread, see `planner.grow_rows`. blocks: the addresses of shared and rows."""
         arrays = limits.ctypes.data, spans.ctypes.data, 0
-        args = planner.TOLD.pack(0, 0, len(limits), *arrays, single, price, *blocks, self.scratch_at)
-        run_in(self.threads(len(limits), self.num_nodes), planner.grow_rows, args)
-        self.num_nodes = int(spans[:, 1].sum()) if len(spans) > 1 else 0
+        run_in(1, planner.grow_rows, planner.TASK.pack(0, 0, len(limits), *arrays, single, price, *blocks, self.scratch_at))

@@ -47,8 +47,7 @@ CANDIDATE_TOKEN, CANDIDATE_PARENT, CANDIDATE_DEPTH, CANDIDATE_SOURCE, CANDIDATE_
 # where the addresses of the shared block, of the rows' block and of each thread's scratch block stand.
 BEGUN, NEXT, ROWS, LIMITS, SPANS, FORCED, SINGLE, PRICE, OF_SHARED, OF_ROWS, OF_SCRATCH = range(11)
 NODES_PER_THREAD = 8  # of a batch's trees: fewer, by the latest drafts, are not worth another thread
-TOLD = struct.Struct("=7qd3q")
-LIMITED = struct.Struct("=5q")  # a row of limits
+TASK = struct.Struct("=7qd3q")
 
 
 def grow_rows(address):

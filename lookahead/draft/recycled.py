@@ -30,7 +30,7 @@ ASKED = np.array([5, 4, 4, 2, 4])  # bucket of the longest match up to which eac
 KEPT = np.array([0.3, 0.3, 0.5, 0.5, 0.5], np.float32)  # weight of what is known when a key is seen again
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Recycled:
     """Keys and what they hold.
 
@@ -38,12 +38,14 @@ class Recycled:
     seen     int32 [entries]: how often the key came up; less where others wanted its entry
     tokens   int32 [entries, BEST]: candidates, most probable first
     weights  float32 [entries, BEST]: their sums of shares, 0 where there is no candidate
+    has_keys it holds something
     """
 
     keys: np.ndarray
     seen: np.ndarray
     tokens: np.ndarray
     weights: np.ndarray
+    has_keys: bool = False
 
     @staticmethod
     def empty(places: int = PLACES) -> Recycled:
@@ -70,6 +72,7 @@ class Recycled:
         self.keys.fill(ANY)
         self.seen.fill(0)
         self.weights.fill(0)
+        self.has_keys = False
 
     def add(
         self,
@@ -88,6 +91,7 @@ class Recycled:
         """
         if len(self.seen):
             add_trees(token_ids, parents, sizes, before, ids, scores, *self.arrays)
+            self.has_keys = True
 
 
 @inlined

@@ -320,7 +320,7 @@ class StepBatch:
             for slot in slots:
                 self._note_index(slot)
             self.reading_seconds = time.perf_counter() - began
-        drafter.runner_up.has_keys |= bool(self.call["pending"])
+        drafter.recycled.has_keys |= bool(self.call["pending"])
         drafter.get_ready()
         if self.call["adaptive"]:
             budget.make_room(len(self), len(self) * drafter.options.decoding_length)
@@ -346,7 +346,7 @@ class StepBatch:
         emitted, known = int(line["emitted"]), int(line["known"])
         if emitted > known:
             tokens = self._block.emitted[slot, known:emitted].tolist()
-            self.drafter.append_rows([drafts], [tokens], [bool(line["drafted"])])
+            self.drafter.append(drafts, tokens, bool(line["drafted"]))
             self._block.emitted[slot, 0] = self._block.emitted[slot, emitted - 1]
             line["emitted"] = line["known"] = 1
             self._note_index(slot)

@@ -54,7 +54,7 @@ def test_what_takes_nothing_and_gives_nothing_is_left_on():
 def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_model, monkeypatch, adaptive):
     from lookahead.models.probe import probed
 
-    monkeypatch.setattr("lookahead.draft.runner_up.SourceUtility", lambda: SourceUtility(0.0))  # what it gives counts nothing
+    monkeypatch.setattr("lookahead.draft.drafter.SourceUtility", lambda: SourceUtility(0.0))  # what it gives counts nothing
     engine = DecodingEngine(probed(tiny_model("llama")), Drafter([], DraftOptions(decoding_length=16, adaptive=adaptive)), 2)
     recycled, accept = [], StepBatch.accept
     monkeypatch.setattr(
@@ -68,4 +68,4 @@ def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_m
     assert (len(recycled) < steps / 2) == adaptive
     assert all(answer.error is None for answer in answers)
     engine.forget()
-    assert engine.drafter.runner_up.pays
+    assert engine.drafter.recycled_utility.pays

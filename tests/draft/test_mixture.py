@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.draft import runner_up
+from lookahead.draft import drafter as drafter_module
 from lookahead.draft.arrays import CHAINS, DEPTHS, LEADERS, MOST_PLACES, PER_CHAIN, RECENT, SLOTS, STEPS
 from lookahead.draft.calibration import EDGES, computed
 from lookahead.draft.cells import AT, CELLS
@@ -19,7 +19,7 @@ from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, more_places, own_places, slots_of
 from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
 from lookahead.draft.priors import Priors
-from lookahead.draft.tree import DraftTree, root_only
+from lookahead.draft.recycled import ANY
 from lookahead.trie import session
 from lookahead.trie.suffixes import DEPTH
 from tests.support import slow_mixture
@@ -99,16 +99,16 @@ def drafters_of(situation, **options):
     return drafter, SlowDrafter(drafter, weighed)
 
 
-def almost_say(drafter, row, random):
-    """The model was asked behind the nodes of the row's latest tree, and would have said anything."""
-    nodes = drafter.rows.nodes[row.number]
-    tree = root_only(row.root)
-    if nodes:
-        token_ids, parents, sources, matches = drafter.rows.trees[row.number, :, :nodes].copy()
-        tree = DraftTree(token_ids, parents, drafter.rows.reach[row.number, 1, :nodes].copy(), sources, matches)
-    ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(len(tree))], np.int32)
-    scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(len(tree))], np.float32)
-    drafter.note_runner_up([row], [tree], lambda: (ids, scores))
+def verified(drafter, row, random):
+    """The arguments of `Recycled.add`: the model was asked behind the nodes of the row's latest tree, with any result."""
+    nodes = int(drafter.rows.nodes[row.number])
+    token_ids, parents, _, _ = drafter.rows.trees[row.number, :, :nodes].copy()
+    if not nodes:
+        nodes, token_ids, parents = 1, np.array([row.root], np.int32), np.array([-1], np.int32)
+    before = np.array([[ANY, ANY, *row.text[-3:-1].tolist()][:-3:-1]], np.int32)
+    ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(nodes)], np.int32)
+    scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(nodes)], np.float32)
+    return token_ids, parents, np.array([nodes]), before, ids, scores
 
 
 def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, **options):
@@ -116,7 +116,7 @@ def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, *
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", situation.merging[0])
         patch.setattr(session, "SHARE", situation.merging[1])
-        patch.setattr(runner_up, "PLACES", 1 << 10)  # as many as are searched from end to end
+        patch.setattr(drafter_module, "PLACES", 1 << 10)  # as many as are searched from end to end
         drafter, slow = drafters_of(situation, **options)
         running, random = [], Random(situation.seed)
         for piece in situation.job:
@@ -131,10 +131,12 @@ def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, *
                 slow.finish(slow_row)
                 continue
             yield drafter, row, slow, slow_row, piece.limits
-            if random.random() < 0.7:
-                almost_say(drafter, row, random)
+            recycled = verified(drafter, row, random) if random.random() < 0.7 else None
             row.accept(piece.text)
             slow.accept(slow_row, piece.text, drafter.options.learn)
+            if recycled:
+                drafter.recycled.add(*recycled)
+                drafter.get_ready()
             after_saying(drafter, slow, row, slow_row)
             slow.believe_the_drafter()  # so that differences of rounding do not grow
 

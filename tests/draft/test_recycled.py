@@ -16,7 +16,7 @@ from lookahead.draft.best_kernel import BLOCK, best_few
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, PLACES, WAYS, Recycled
-from lookahead.draft.tree import chain, root_only
+from lookahead.draft.tree import chain
 from lookahead.errors import TrieFormatError
 from lookahead.forward.scores import Scores
 from lookahead.models.probe import probed
@@ -169,16 +169,13 @@ def test_default_table_takes_no_more_than_sixteen_megabytes_whatever_the_vocabul
 
 
 # ---- drafting
-def test_what_is_recycled_serves_from_the_next_draft_on_and_under_its_name():
+def test_what_is_recycled_serves_under_its_name_until_it_is_forgotten():
     drafter = Drafter([], DraftOptions(decoding_length=8))
     row = drafter.start([1, 2, 3])
-    best = np.arange(40, 40 + BEST, dtype=np.int32)[None], np.zeros((1, BEST), np.float32)
-    drafter.note_runner_up([row], [root_only(3)], lambda: best)
-    row.accept([40])
-    assert len(drafter.recycled) == 0  # what was said must not seem to have been foreseen
-    row.accept([3])
+    row.accept([40, 3])
+    for candidate in range(40, 40 + BEST):
+        told(drafter.recycled, 3, candidate)
     tree = row.draft()
-    assert len(drafter.recycled) > 0
     named = [drafter.source_names[source] for source in tree.sources[1:]]
     assert {int(t) for t, name in zip(tree.token_ids[1:], named, strict=True) if name == "recycled"} & set(range(41, 48))
     drafter.forget()
@@ -188,10 +185,6 @@ def test_what_is_recycled_serves_from_the_next_draft_on_and_under_its_name():
 def test_without_recycling_nothing_is_kept():
     drafter = Drafter([], DraftOptions(recycle=False))
     drafter.warm_up()
-    row = drafter.start([1, 2, 3])
-    drafter.note_runner_up([row], [root_only(3)], lambda: (np.ones((1, 1), np.int32), np.zeros((1, 1), np.float32)))
-    row.accept([4])
-    row.draft()
     told(drafter.recycled, 1, 2)
     assert sum(array.nbytes for array in drafter.recycled.arrays) == 0
 

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from lookahead.draft.drafter import Drafter, as_parallel
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.planner import grow_rows
 from lookahead.draft.priors import formula
 from lookahead.draft.tree import DraftTree
-from lookahead.native.threads import run_in
 from tests.support.drafts import answered, paths_of
 from tests.support.tries import append_ids, build_ids
 
@@ -237,30 +235,6 @@ def start_rows(drafter, count):
     return rows
 
 
-def test_rows_drafted_together_get_what_each_gets_alone(make_trie, monkeypatch):
-    threads = []
-
-    def noted(number, kernel, task):
-        if kernel is grow_rows:
-            threads.append(number)
-        run_in(number, kernel, task)
-
-    monkeypatch.setattr("lookahead.draft.growth.run_in", noted)
-    monkeypatch.setattr("lookahead.draft.growth.most_threads", lambda: 3)
-    drafter = drafter_of(make_trie([copied_text(99, 300)], 20))
-    rows = start_rows(drafter, 12)
-    budgets = [None, 0, 5, 63] * 3
-    branch_lengths = [None, 7, 2, 0, 9, 64] * 2
-    drafter.draft_rows(rows, budgets, branch_lengths, 0.001)
-    together = drafter.draft_rows(rows, budgets, branch_lengths, 0.001)
-    assert threads == [1, 3]  # by several, as there was much to be done the last time
-    alone = [row.draft(b, length, 0.001) for row, b, length in zip(rows, budgets, branch_lengths, strict=True)]
-    assert all(same(one, other) for one, other in zip(together, alone, strict=True))
-    assert len({tree.token_ids.tobytes() for tree in together}) > 6
-    turned = drafter.draft_rows(rows[::-1], budgets[::-1], branch_lengths[::-1], 0.001)
-    assert all(same(one, other) for one, other in zip(turned[::-1], alone, strict=True))
-
-
 def test_rows_that_come_later_change_nothing_for_those_that_run():
     drafter = drafter_of()
     trees = []
@@ -305,8 +279,8 @@ def test_drafts_stay_trees_of_their_own_row_while_others_start_and_finish(steps,
         else:
             running[number][0].accept(said)
             running[number][1].extend(said)
-        trees = drafter.draft_rows([row for row, _ in running.values()], [9] * len(running), [5] * len(running))
-        for tree, (row, text) in zip(trees, running.values(), strict=True):
+        for row, text in running.values():
+            tree = row.draft(9, 5)
             assert row.own.tokens.tolist() == text
             assert tree.token_ids[0] == text[-1]
             assert tree.draft_tokens <= 9
