@@ -8,7 +8,6 @@ import functools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +16,7 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain, side_by_side
-from lookahead.forward.batch import MaskPlan, bucket, pack, work_of
+from lookahead.forward.batch import work_of
 from lookahead.forward.slots import slots_of
 from lookahead.models.probe import probed
 from tests.architectures import plainly
@@ -100,31 +98,6 @@ def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone)
         pass
     assert engine.clock.taken_in <= 1.1 * (len(beginning) + sum(map(len, ends)))
     assert [r.token_ids for r in requests] == [alone((*beginning, *end), 4) for end in ends]
-
-
-@pytest.mark.parametrize("bucketed", [False, True])
-def test_forwards_that_take_in_prompts_are_of_few_sizes_on_a_cpu(target, alone, bucketed, monkeypatch):
-    """Larger ones are filled up to a multiple of 16 tokens, beside drafts too. Nothing of that is kept or said."""
-    target = dataclasses.replace(target, bucketed=bucketed)
-    sizes, forward = [], type(target.model).forward
-
-    def seen(model, input_ids, **given):
-        sizes.append(input_ids.shape[1])
-        return forward(model, input_ids=input_ids, **given)
-
-    monkeypatch.setattr(type(target.model), "forward", seen)
-    random = np.random.default_rng(5)
-    texts = [tuple(map(int, random.integers(3, VOCAB_SIZE, size))) for size in (97, 65, 64, 130, 71, 203)]
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=6, adaptive=False)), 2)
-    requests = [engine.request(list(text), 9) for text in texts]
-    for _ in engine.run(requests):
-        pass
-    monkeypatch.undo()
-    large = [size for size in sizes if size > 64]
-    assert len(large) >= 4
-    if target.device.type == "cpu":
-        assert all(size % 16 == 0 for size in large)
-    assert [r.token_ids for r in requests] == [alone(text, 9) for text in texts]
 
 
 # ---- memory
@@ -219,19 +192,6 @@ def test_answers_longer_than_the_memory_reserved_are_the_same(target, alone, mon
 
 
 # ---- the pack
-@pytest.mark.parametrize(
-    ("sizes", "pasts", "runs"),
-    [
-        ([1, 1, 1], [100, 100, 100], [(0, 3, 1, 101)]),
-        ([2, 2, 256, 0, 4], [100] * 5, [(0, 2, 2, 102), (2, 3, 256, 356), (4, 5, 4, 104)]),
-        ([0, 0, 7], [9, 9, 0], [(2, 3, 7, 7)]),
-        ([4, 5, 4], [300, 300, 300], [(0, 3, 5, 305)]),
-        ([4, 30, 4], [300, 300, 300], [(0, 1, 4, 304), (1, 2, 30, 330), (2, 3, 4, 304)]),  # much would be padded
-        ([1, 1, 1], [100, 120, 1500], [(0, 2, 1, 121), (2, 3, 1, 1501)]),
-    ],
-)
-def test_neighbours_share_a_call_of_attention_where_padding_costs_less(sizes, pasts, runs):
-    assert [tuple(run) for run in runs_of(np.array(sizes), np.array(pasts), 1000.0).tolist()] == runs
 
 
 @given(
@@ -267,59 +227,6 @@ def test_no_other_sharing_of_calls_costs_less(slots, call):
     assert calls == len(runs) - 1
     if not call:
         assert (keys, padding) == (pasts[sizes > 0].sum(), 0)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=6).filter(lambda s: any(n for _, n in s)),
-    st.sampled_from([None, 3, 8]),
-    st.sampled_from([0.0, 200.0, 1e9]),
-    st.integers(0, 1000),
-)
-def test_each_token_sees_its_slots_past_its_ancestors_and_itself_within_the_window(slots, window, call, seed):
-    random = np.random.default_rng(seed)
-    trees, parents = [], []
-    for _, size in slots:
-        parents.append([-1, *(int(random.integers(node)) for node in range(1, size))] if size else [])
-        tree = chain(random.integers(3, VOCAB_SIZE, max(size, 1)).astype(np.int32))
-        tree.parents = np.array(parents[-1], np.int32)
-        trees.append(tree if size else None)
-    plan = MaskPlan({"a": window}, {"a": None}, by_type=False)
-    packed = pack(
-        side_by_side(trees, ["all"] * len(trees)),
-        [past for past, _ in slots],
-        plan,
-        torch.float32,
-        torch.device("cpu"),
-        call=call,
-    )
-    token = 0
-    for slot, (past, size) in enumerate(slots):
-        group = next((g for g in packed.groups if g.slots.start <= slot < g.slots.stop), None)
-        depths = []
-        for node in range(size):
-            parent = parents[slot][node]
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-            position = past + depths[-1]
-            assert int(packed.position_ids[0, token]) == position
-            assert (int(packed.slots[token]), int(packed.places[token])) == (slot, past + node)
-            ancestors = []
-            while parent >= 0:
-                ancestors.append(parent)
-                parent = parents[slot][parent]
-            seen = {p for p in range(past) if window is None or position - p < window}
-            seen |= {past + a for a in (node, *ancestors) if window is None or position - past - depths[a] < window}
-            mask = group.masks["a"]
-            row = slot - group.slots.start
-            found = set(range(group.length)) if mask is None else {*(mask[row, 0, node] == 0).nonzero().flatten().tolist()}
-            assert found == seen
-            token += 1
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (65, 96), (97, 128)]
-)
-def test_buckets_waste_a_third_at_most(size, expected):
-    assert bucket(size) == expected
 
 
 @pytest.mark.parametrize("by_op", [False, True])
@@ -370,19 +277,3 @@ def test_streams_that_run_side_by_side_or_are_left_early_do_not_disturb_each_oth
             next(stream, None)
     for request, prompt in zip(requests[:2], prompts, strict=False):
         assert request.token_ids == alone(prompt, 12)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "bloom", "gpt_neo", "falcon_h1"])  # packed, tree or chain, chain, replay
-def test_draft_of_which_nothing_is_kept_leaves_its_slot_as_it_was(tiny_model, architecture):
-    target = probed(tiny_model(architecture))
-    slots = slots_of(target)
-    slots.begin(slots.add([5, 6, 7, 8]))
-    with torch.inference_mode():
-        slots.forward(side_by_side([chain([5, 6, 7])], ["none"]))
-        slots.keep([[0, 1, 2]])
-        scores = []
-        for draft in ([8, 9, 10], [8, 11, 12, 13], [8, 9, 10]):
-            scores.append(slots.forward(side_by_side([chain(draft)], ["all"])).of(0).clone())
-            slots.keep([[]])
-    assert torch.allclose(scores[0], scores[2], atol=1e-5)
-    assert not torch.allclose(scores[0][1], scores[1][1], atol=1e-3)

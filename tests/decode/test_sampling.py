@@ -3,8 +3,6 @@
 Truth: `model.generate` after `torch.manual_seed` with the row's seed.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -133,27 +131,6 @@ def test_rows_may_ask_for_different_things_in_one_batch(target):
         pass
     for n, (request, sampling) in enumerate(zip(requests, asked, strict=True)):
         assert request.token_ids == by_generate(target, PROMPTS[n % 5], sampling, n)
-
-
-@pytest.mark.parametrize("drafted", deep([True, False]), ids=["drafted", "plain"])
-def test_10_000_draws_follow_the_models_own_distribution(target, drafted):
-    """Chi-square of how often each token was drawn against the sum of its exact probabilities in each context."""
-    rows, length, sampling = 1_250, 8, Sampling(temperature=2.0)
-    target = dataclasses.replace(target)
-    target.__dict__["eos_token_ids"] = frozenset()  # all answers are as long
-    engine = DecodingEngine(
-        target, Drafter([], DraftOptions(decoding_length=8, adaptive=False) if drafted else DraftOptions("off")), 64
-    )
-    requests = [engine.request(PROMPTS[1], length, sampling, seed_of(1, n)) for n in range(rows)]
-    assert len(list(engine.run(iter(requests)))) == rows
-    assert drafted == (sum(request.accepted_tokens for request in requests) > rows / 10)
-    texts = torch.tensor([[*PROMPTS[1], *request.token_ids[:-1]] for request in requests], device=target.device)
-    with torch.inference_mode():
-        exact = (target.model(texts).logits[:, -length:].double() / 2).softmax(-1).flatten(0, 1).cpu()
-    drawn = torch.tensor([request.token_ids for request in requests]).flatten().bincount(minlength=VOCAB_SIZE)
-    expected, variance = exact.sum(0), (exact * (1 - exact)).sum(0)
-    chi_square = float(((drawn - expected) ** 2 / variance).sum())
-    assert chi_square < VOCAB_SIZE - 1 + 5 * np.sqrt(2 * (VOCAB_SIZE - 1))
 
 
 def test_random_streams_of_rows_and_samples_differ_and_repeat():

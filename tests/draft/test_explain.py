@@ -1,7 +1,6 @@
 """What is shown of a decode step: told by whoever decodes or replays, outlined as data, drawn for people."""
 
 import io
-import itertools
 from collections import Counter
 
 import numpy as np
@@ -39,44 +38,7 @@ def tree_of(token_ids, parents, probabilities=None, sources=None, matches=None):
     )
 
 
-def brief(found):
-    return [(line.kind, line.token_ids, line.forks, line.begins) for line in found.lines]
-
-
 # ---- the outline of a tree
-def test_tokens_without_a_fork_are_one_line_and_each_branch_of_a_fork_begins_one():
-    #  5 - 6 - 7 - 8
-    #            - 9 - 4
-    found = outline(tree_of([5, 6, 7, 8, 9, 4], [-1, 0, 1, 2, 2, 4]), NAMES)
-    assert brief(found) == [
-        ("drafted", (6, 7), (), False),
-        ("drafted", (8,), (False,), True),
-        ("drafted", (9, 4), (True,), True),
-    ]
-    assert [(line.first, line.last, line.before) for line in found.lines] == [
-        (0.5, 0.25, 5),
-        (0.125, 0.125, 7),
-        (0.125, 0.0625, 7),
-    ]
-    assert found.left_out == 0
-
-
-def test_line_ends_where_another_source_goes_on_and_tells_the_match_of_its_first_token():
-    found = outline(tree_of([5, 6, 7, 8], [-1, 0, 1, 2], sources=[-1, 0, 0, 3], matches=[0, 4, 5, 2]), NAMES)
-    assert [(line.token_ids, line.source, line.match) for line in found.lines] == [((6, 7), "prompt", 4), ((8,), "trie:faq", 2)]
-    assert not any(line.begins for line in found.lines)
-
-
-def test_what_was_accepted_stands_first_and_ends_a_line_and_the_models_own_token_follows_it():
-    #  5 - 9
-    #    - 6 - 7 - 8
-    tree = tree_of([5, 9, 6, 7, 8], [-1, 0, 0, 2, 3], [1, 0.6, 0.4, 0.3, 0.2])
-    assert brief(outline(tree, NAMES, accepted=(2, 3), own=1)) == [
-        ("accepted", (6, 7), (False,), True),
-        ("own", (1,), (False, False), True),
-        ("drafted", (8,), (False, True), True),
-        ("drafted", (9,), (True,), True),
-    ]
 
 
 def test_only_the_most_probable_are_drawn_but_all_accepted_ones_and_the_way_to_them():
@@ -290,15 +252,6 @@ def test_output_that_knows_ascii_only_gets_plain_signs():
     assert lines[-2].startswith("  ` ' ???'")
 
 
-def test_text_before_a_step_is_cut_to_one_line_at_its_beginning():
-    explainer = Explainer(Console(file=(out := io.StringIO()), width=60, soft_wrap=True), Words(), rows=1)
-    explainer.show(1, Step.of(1, [2] * 40, [3, 4], root_only(3), [0], [4], NAMES))
-    (heading,) = (line for line in out.getvalue().splitlines() if line.startswith("step 1"))
-    assert len(heading) == 60
-    assert heading.startswith("step 1  …")
-    assert heading.endswith(" cat cat sat'")
-
-
 def test_replay_of_ids_is_drawn_as_ids_and_says_how_many_are_not_shown():
     explainer = Explainer(Console(file=(out := io.StringIO()), width=80, soft_wrap=True), None, rows=2)
     tree = tree_of([1, *range(30, 60)], [-1] + [0] * 30)
@@ -327,17 +280,6 @@ def test_drawing_fits_its_width_and_holds_all_of_the_text(explained, width, rand
     if width >= 80:
         console = Console(width=width)
         assert all(console.render_str(line.replace("[", "\\[")).cell_len <= width for line in text.splitlines())
-
-
-def test_long_copied_text_goes_on_below_itself():
-    tree = tree_of([1, *itertools.chain.from_iterable([[2, 3, 4]] * 9)], [-1, *range(27)])
-    lines = drawn(60, lambda console: draw(console, outline(tree, NAMES), Words())).splitlines()
-    assert "50-<0.1%  match 0  prompt" in lines[0]
-    assert all(len(line) <= 60 for line in lines)
-    assert (
-        "".join(part.split("  50-")[0].strip() + " " for part in lines).split()
-        == ("' " + "cat sat on " * 8 + "cat sat on'").split()
-    )
 
 
 def test_names_and_contexts_too_long_for_a_line_are_cut_at_the_less_telling_end():
