@@ -8,16 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lookahead.draft.arrays import BINS, DEPTHS
-from lookahead.draft.calibration import (
-    EDGES,
-    LEAST,
-    OCTAVE,
-    Calibration,
-    bin_of,
-    calibrated,
-    computed,
-    count_nodes,
-)
+from lookahead.draft.calibration import EDGES, LEAST, OCTAVE, Calibration, bin_of, calibrated, computed, count_nodes
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.priors import formula
