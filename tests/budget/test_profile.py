@@ -126,14 +126,6 @@ def test_terms_are_found_in_what_was_measured(tiny_model, by_op: bool) -> None:
     assert terms == pytest.approx([1e-4, 1e-6, 1e-7, 0.0 if by_op else 1e-5, 1e-4], rel=1e-4)
 
 
-def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_model) -> None:
-    """A model too slow for more than one row and context."""
-    cells = [(Cell(1, 128, width), 0.1 + 0.01 * width) for width in (1, 16, 4)]
-    found = fitted(probed(tiny_model("llama")), cells, 1)
-    assert found.forward_seconds(Forward(8, 1, 128)) == pytest.approx(0.18)
-    assert (found.per_row, found.per_key, found.per_query_key) == (0.0, 0.0, 0.0)
-
-
 def test_prediction_pays_for_accepting() -> None:
     profile = dataclasses.replace(PROFILE, kind="estimate", seconds=(1.0, 1.0, 1.0), per_row=0, per_key=0, per_query_key=0)
     pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9] * 5)] * 2

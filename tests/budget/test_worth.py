@@ -57,8 +57,7 @@ def test_recycling_that_does_not_pay_is_left_off_where_lengths_are_chosen(tiny_m
         StepBatch, "accept", lambda self, *scores: (recycled.extend([1] * bool(self.call["recycles"])), accept(self, *scores))
     )
     answers = [engine.request([5, 6, 7 + k % 40], 48) for k in range(60)]
-    for _ in engine.run(answers):
-        pass
+    list(engine.run(answers))
     steps = engine.clock.steps
     assert steps > 2 * TRIAL
     assert (len(recycled) < steps / 2) == adaptive

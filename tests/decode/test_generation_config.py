@@ -194,10 +194,8 @@ def test_rows_that_share_params_do_not_share_the_state_of_their_processors(confi
 
 
 class Holds(LogitsProcessor):
-    """Holds this, and a list with it."""
-
     def __init__(self, held):
-        self.held, self.listed = held, [held]
+        self.held = held
 
     def __call__(self, input_ids, scores):
         return scores

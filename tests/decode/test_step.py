@@ -38,8 +38,7 @@ def requests_of(engine: DecodingEngine, room: int, stop: Sequence[int] = (), pro
 
 
 def ran(engine: DecodingEngine, requests: Sequence[Generation]) -> list[list[int]]:
-    for _ in engine.run(requests):
-        pass
+    list(engine.run(requests))
     for request in requests:
         assert request.error is None, request.error
     return [request.token_ids for request in requests]

@@ -105,20 +105,6 @@ def start(drafter):
     return drafter.start([1, 2, 3, 4, 1, 2])
 
 
-def test_drafter_counts_each_tree_once_when_its_answer_is_known():
-    drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
-    row = start(drafter)
-    row.draft(3)  # replaced by the next
-    tree = row.draft()
-    assert not drafter.shared.counted.any()
-    reach = drafter.rows.reach[0, 0, 1 : len(tree)].sum()
-    row.accept([3, 9])
-    predicted, accepted = drafter.shared.counted.sum(1)
-    assert (predicted, accepted) == (pytest.approx(reach, rel=1e-5), 1)
-    row.accept([4])
-    assert drafter.shared.counted.sum(1).tolist() == [predicted, accepted]
-
-
 def test_probabilities_of_a_tree_are_worth_what_came_of_those_before():
     drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
     row = start(drafter)
@@ -141,15 +127,3 @@ def test_text_that_is_copied_is_drafted_at_a_high_price_too(price, least):
     assert len(tree) >= least
     assert tree.token_ids.tolist() == [*range(3, 3 + len(tree))]
     assert tree.probabilities.min() >= 0.999 * price
-
-
-def test_price_is_one_of_calibrated_probabilities():
-    drafter = Drafter([], priors=formula())
-    drafter.shared.counted[0] = 1000 * EDGES
-    drafter.shared.counted[1] = 500 * EDGES  # half of what is promised comes true
-    row = start(drafter)
-    tree = row.draft(price=0.1)
-    computed = drafter.rows.reach[0, 0, 1 : len(tree)]
-    assert tree.probabilities[1:].min() >= 0.0999
-    assert tree.probabilities[1:].tolist() == pytest.approx((computed / 2).tolist(), rel=0.05)
-    assert computed.min() > 0.19

@@ -237,6 +237,16 @@ def test_price_and_lengths_hold_for_proposals_too():
     assert row.draft(branch_length=0).draft_tokens == 0
 
 
+def test_slow_source_rests_where_lengths_are_chosen_by_what_pays(target, answers):
+    def useless(rest, context):
+        time.sleep(0.003)
+        return [[3]]
+
+    source = Source(answers, useless)
+    done = run(target, answers * 6, source, adaptive=True, session_tokens=0)
+    assert source.calls < 0.7 * sum(generation.steps for generation in done)
+
+
 def test_example_of_the_docstring_drafts_what_it_says():
     example = textwrap.dedent("\n".join((DraftSource.__doc__ or "").split("Example:")[1].splitlines()[2:]))
     held = {"Drafter": Drafter}
