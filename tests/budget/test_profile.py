@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lookahead.bench import calibrate as calibrating
-from lookahead.bench.calibrate import Cell, at_one_pace, calibrate, calm, fitted
+from lookahead.bench.calibrate import Cell, calibrate, fitted
 from lookahead.bench.logged import predict
 from lookahead.budget.estimate import GPUS
 from lookahead.budget.profile import CostProfile, Forward, Setting, cached_profile, read_profile, save_to_cache, shipped_names
@@ -127,68 +126,6 @@ def test_terms_are_found_in_what_was_measured(tiny_model, by_op: bool) -> None:
     assert terms == pytest.approx([1e-4, 1e-6, 1e-7, 0.0 if by_op else 1e-5, 1e-4], rel=1e-4)
 
 
-def test_few_cells_give_a_profile_without_the_terms_that_they_do_not_tell(tiny_model) -> None:
-    """A model too slow for more than one row and context."""
-    cells = [(Cell(1, 128, width), 0.1 + 0.01 * width) for width in (1, 16, 4)]
-    found = fitted(probed(tiny_model("llama")), cells, 1)
-    assert found.forward_seconds(Forward(8, 1, 128)) == pytest.approx(0.18)
-    assert (found.per_row, found.per_key, found.per_query_key) == (0.0, 0.0, 0.0)
-
-
-def test_no_size_is_cheaper_than_a_smaller_one_whatever_the_noise(tiny_model) -> None:
-    noise = np.random.default_rng(0).lognormal(0.0, 0.1, len(calibrating.CELLS))
-    cells = [(cell, (0.1 + 1e-3 * cell.tokens) * each) for cell, each in zip(calibrating.CELLS, noise, strict=True)]
-    found = fitted(probed(tiny_model("llama")), cells, 1)
-    assert any(np.diff([seconds for cell, seconds in sorted(cells, key=lambda each: each[0].tokens) if cell.rows == 1]) < 0)
-    assert (np.diff(found.seconds) >= 0).all()
-
-
-def test_what_long_contexts_take_too_much_makes_no_size_dear_beside_others(tiny_model) -> None:
-    """A draft of three tokens costs 1.2 times a plain step; long contexts, where three tokens are not measured, fit badly."""
-    slow = {(1, width) for width in (1, 16, 64)}
-    cells = [
-        (cell, (0.1 + 0.01 * cell.tokens) * (1.25 if cell.context > 128 and (cell.rows, cell.width) in slow else 1.0))
-        for cell in calibrating.CELLS
-    ]
-    found = fitted(probed(tiny_model("llama")), cells, 1)
-    assert found.forward_seconds(Forward(3, 1, 128)) / found.forward_seconds(Forward(1, 1, 128)) == pytest.approx(
-        0.13 / 0.11, rel=0.01
-    )
-
-
-@pytest.mark.deep  # it measures times
-def test_calibrating_keeps_its_time(tiny_model) -> None:
-    target, shares, began = probed(tiny_model("llama")), [], time.perf_counter()
-    calibrate(target, 3.0, shares.append)
-    assert time.perf_counter() - began < 9.0
-    assert shares[-1] > 0.5
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("architecture", ["llama", *deep(["gpt_neo", "falcon_h1"])])  # packed, chain, replay
-def test_profile_costs_what_calibrating_measured(tiny_model, architecture: str) -> None:
-    target = probed(tiny_model(architecture))
-    profile, measured = calibrate(target, 3.0)
-    assert profile.separate == (target.mode != "packed")
-    assert profile.setting == target.setting
-    off = [
-        profile.forward_seconds(Forward(c.tokens, c.rows, c.rows * c.context)) / seconds
-        for c, seconds in measured
-        if c.wanted == "all" and (c.rows == 1 or not profile.separate)
-    ]
-    assert 0.7 < np.median(off) < 1.4
-
-
-@pytest.mark.deep
-def test_what_accepting_costs_is_measured_behind_packed_forwards() -> None:
-    """A model that pretends to cost this gives it back."""
-    truth = dataclasses.replace(PROFILE, per_said=0.002, per_move=0.03, per_moved_row=0.004)
-    profile, _ = calibrate(simulated_model(truth), 45.0)
-    assert profile.per_said == pytest.approx(0.002, rel=0.1)
-    assert profile.per_move == pytest.approx(0.03, rel=0.1)
-    assert profile.per_moved_row == pytest.approx(0.004, rel=0.1)
-
-
 def test_prediction_pays_for_accepting() -> None:
     profile = dataclasses.replace(PROFILE, kind="estimate", seconds=(1.0, 1.0, 1.0), per_row=0, per_key=0, per_query_key=0)
     pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9] * 5)] * 2
@@ -261,22 +198,6 @@ def test_text_too_long_for_the_profiles_model_is_refused() -> None:
     short = dataclasses.replace(PROFILE, longest_text=10)
     with pytest.raises(LookaheadError, match="12 tokens, the model of the profile 10 positions"):
         predict(short, [([1] * 6, [2] * 6)], (), [DraftOptions(adaptive=False)])
-
-
-def test_what_cells_take_is_told_apart_from_a_machine_that_is_slow_for_a_while() -> None:
-    """Visits of each cell are few, and the machine is up to twice as slow, for some seconds at a time."""
-    random, truth = np.random.default_rng(0), {Cell(1, 128, width): 0.002 + 0.0001 * width for width in (1, 2, 4, 8, 16, 32)}
-    cells, visits = [*truth], []
-    for _ in range(10):
-        for cell in random.permutation(np.array(cells, object)):
-            slow = 1.5 + 0.5 * np.sin(len(visits) / 4)
-            visits.append((cell, truth[cell] * slow * random.uniform(1, 1.02)))
-    found = at_one_pace(calm(visits))
-    pace = found[cells[0]] / truth[cells[0]]
-    assert 1.0 < pace < 1.5
-    assert [found[cell] / truth[cell] / pace for cell in cells] == pytest.approx([1.0] * len(cells), rel=0.04)
-    apart = [np.quantile([each for seen, each in visits if seen == cell], 0.3) / truth[cell] for cell in cells]
-    assert max(apart) / min(apart) > 1.1  # each cell by itself
 
 
 @pytest.mark.parametrize("seed", [0, *deep([1, 2])])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lookahead.budget.speedup import PlainRun, PlainTime, Speedup
+from lookahead.budget.speedup import PlainTime, Speedup
 from lookahead.decode.accounting import Accounting
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.step import StepBatch
-from lookahead.job.workers import WorkerPool
 from tests.decode.test_step import demo, run_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions
@@ -96,16 +94,6 @@ def test_what_lies_outside_of_decode_steps_counts_but_for_what_drafts_take_there
     assert speedup.value == pytest.approx((500 * PLAIN[1] + 0.9) / (250 * 0.010 + 1.0), rel=0.02)
 
 
-def test_machine_that_is_slower_than_the_curve_says_is_slower_for_both() -> None:
-    plain = PlainTime(PLAIN.__getitem__, 512)
-    for _ in range(10):
-        plain_steps(plain, 1, 3 * PLAIN[1], 20)
-    drafted(plain, [101] * 5, [2.0] * 5, 1, step=3 * 0.010)
-    speedup = plain.speedup()
-    assert speedup
-    assert speedup.value == pytest.approx(2.0, rel=0.02)
-
-
 def test_interval_is_as_wide_as_plain_steps_scatter() -> None:
     widths = []
     for noise in (0.0, 0.1, 0.3):
@@ -138,26 +126,6 @@ def test_interval_is_printed_to_its_digits() -> None:
     assert str(Speedup(10.0, 124.5, 7)) == "11.8 to 13.2x plain"
     assert str(Speedup(10.0, 10.0, 0.001)) == "1.00x plain"
     assert Speedup(10.0, 20.0, 1.0).with_loading(10.0) == 1.5
-
-
-def test_rows_still_running_count_as_far_as_they_are() -> None:
-    run = PlainRun(512)
-    for emitted in (11, 21):
-        run.add(10, emitted, 2)
-    run.finish()
-    assert run.steps == {2: 10, 1: 10}
-
-
-def test_speedups_of_workers_add_up_lost_ones_included() -> None:
-    def worker(speedup: Speedup | None) -> Any:
-        return SimpleNamespace(is_ready=True, report=SimpleNamespace(speedup=speedup))
-
-    pool = WorkerPool.__new__(WorkerPool)
-    pool._workers = [worker(Speedup(10.0, 30.0, 1.0)), worker(None), worker(Speedup(10.0, 10.0, 1.0))]  # type: ignore[list-item]
-    pool._speedups_of_lost = [Speedup(10.0, 20.0, 1.0), None]
-    assert pool.speedup == Speedup(30.0, 60.0, 3.0)
-    pool._workers, pool._speedups_of_lost = [worker(None)], []  # type: ignore[list-item]
-    assert pool.speedup is None
 
 
 def test_summary_json_manifest_and_report_have_the_figure_of_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from lookahead.decode.constraint import Constraint, Grammars, Guide
+from lookahead.decode.constraint import Constraint, Grammars
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
@@ -79,11 +78,6 @@ def answers(
 
 def text_of(tokenizer: Any, generation: Any) -> str:
     return tokenizer.decode(generation.token_ids, skip_special_tokens=True)
-
-
-def allows(guide: Guide, token: int) -> bool:
-    """If it is the best one, it is said."""
-    return guide.settled(token) == token
 
 
 def schema(value: dict[str, Any], **wishes: Any) -> Sampling:
@@ -182,15 +176,6 @@ def test_answers_are_complete_if_there_is_room_for_any(random_model, tokenizer, 
             jsonschema.validate(json.loads(text_of(tokenizer, generation)), SCHEMAS[name])
 
 
-def test_models_that_take_no_drafts_keep_to_it_too(tokenizer):
-    torch.manual_seed(0)
-    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, eos_token_id=tokenizer.eos_token_id)
-    target = probed(MambaForCausalLM(config).eval())
-    assert target.mode == "plain"
-    for generation in answers(target, tokenizer, schema(SCHEMAS["person"]), room=60):
-        jsonschema.validate(json.loads(text_of(tokenizer, generation)), SCHEMAS["person"])
-
-
 # drafts
 def test_what_must_come_is_drafted_and_nothing_that_cannot(demo, tokenizer):
     """The tokens between values come from the grammar; every node of every tree could be accepted."""
@@ -212,48 +197,6 @@ def test_what_must_come_is_drafted_and_nothing_that_cannot(demo, tokenizer):
         assert all(guide.possible(step.tree.token_ids.tolist(), step.tree.parents.tolist()))
         at += len(step.said)
     assert at == len(said)
-
-
-def test_possible_nodes_are_those_that_can_be_said_one_after_the_other(grammars, tokenizer):
-    random, ends = np.random.default_rng(0), tokenizer.eos_token_id
-    constraint = Constraint.of("json_schema", SCHEMAS["union"])
-    likely = [*tokenizer('["a1, 23 ]', add_special_tokens=False)["input_ids"], ends]
-    checked = 0
-    for _ in range(60):
-        nodes = int(random.integers(1, 12))
-        tokens = random.choice(likely, nodes).tolist()
-        parents = [-1, *(int(random.integers(0, n)) for n in range(1, nodes))]
-        found = grammars.guide(constraint, 100).possible(tokens, parents)
-        for node in range(1, nodes):
-            path = [node]
-            while parents[path[-1]] > 0:
-                path.append(parents[path[-1]])
-            guide, good = grammars.guide(constraint, 100), True
-            for each in path[::-1]:
-                good = good and allows(guide, tokens[each])
-                if good:
-                    guide.accept_token(tokens[each])
-            assert found[node] >= good
-            checked += good and found[node]
-    assert checked > 20
-
-
-def test_allowed_tokens_are_those_that_are_allowed_one_by_one(grammars, tokenizer):
-    guide = grammars.guide(Constraint.of("json_schema", SCHEMAS["person"]), 100)
-    for token in tokenizer('{"name": "A', add_special_tokens=False)["input_ids"]:
-        assert allows(guide, token)
-        guide.accept_token(token)
-        assert guide.allowed().tolist() == [allows(guide, token) for token in range(len(tokenizer))]
-
-
-def test_masks_are_made_only_where_the_best_token_is_not_allowed_and_several_are(demo, tokenizer, monkeypatch):
-    made, asked = [], []
-    allowed, settled = Guide.allowed, Guide.settled
-    monkeypatch.setattr(Guide, "allowed", lambda guide: made.append(guide) or allowed(guide))
-    monkeypatch.setattr(Guide, "settled", lambda guide, best: asked.append(settled(guide, best)) or asked[-1])
-    said = sum(len(each.token_ids) for each in answers(demo, tokenizer, schema(SCHEMAS["answer"]), DRAFTS))
-    assert len(asked) == said
-    assert len(made) == asked.count(None) < said / 2
 
 
 # bad constraints

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from lookahead import Constraint, GenerationParams, LookaheadEngine
 from lookahead.decode.engine import DecodingEngine
-from lookahead.decode.logprobs import AT_ONCE, logprobs_of
+from lookahead.decode.logprobs import logprobs_of
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
@@ -75,17 +75,6 @@ def test_they_are_those_of_a_plain_forward_with_drafts_and_without(target, name,
         assert_exact(target, other, 3)
 
 
-@pytest.mark.parametrize("architecture", ["gptj", "gpt_neo", "mamba"])  # trees, chains, the model's own generate
-def test_they_are_those_of_a_plain_forward_in_every_mode(tiny_model, device, architecture):
-    target = probed(tiny_model(architecture, device), architecture)
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 2)
-    for sampling in (WISHES["greedy"], WISHES["sampled-penalties"]):
-        requests = [engine.request(prompt, 10, sampling, 1, 2) for prompt in PROMPTS[:3]]
-        for request in engine.run(requests):
-            assert request.error is None
-            assert_exact(target, request, 2)
-
-
 def test_rows_of_a_batch_get_as_many_as_each_asked_for(target):
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 5)
     asked = [None, 0, 1, 5, 1000]
@@ -94,37 +83,6 @@ def test_rows_of_a_batch_get_as_many_as_each_asked_for(target):
     assert requests[0].token_logprobs == []
     for request, most in zip(requests[1:], (0, 1, 5, VOCAB_SIZE), strict=True):
         assert_exact(target, request, most)
-
-
-def test_nothing_is_computed_that_nobody_asked_for(target, monkeypatch):
-    monkeypatch.setattr("lookahead.decode.row.logprobs_of", lambda *_: pytest.fail("computed"))
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
-    assert not any(request.error for request in engine.run([engine.request(prompt, 8) for prompt in PROMPTS]))
-
-
-def test_row_whose_log_probabilities_fail_fails_and_no_other(target, monkeypatch):
-    def failing(*_):
-        raise MemoryError("no room")
-
-    monkeypatch.setattr("lookahead.decode.row.logprobs_of", failing)
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
-    requests = [engine.request(PROMPTS[0], 8), engine.request(PROMPTS[1], 8, logprobs=1)]
-    assert len(list(engine.run(requests))) == 2
-    assert [str(request.error) for request in requests] == ["None", "no room"]
-
-
-def test_half_precision_is_summed_in_float32_and_long_lists_are_cut():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(AT_ONCE + 9, 5000, generator=generator).bfloat16()
-    rows = [row % len(logits) for row in range(2, 2 * AT_ONCE + 20)]
-    said = [(7 * row) % 5000 for row in rows]
-    found = logprobs_of(logits, rows, said, 4)
-    exact = logits.double().log_softmax(-1)
-    for each, row, token in zip(found, rows, said, strict=True):
-        assert each.token_id == token
-        assert each.logprob == pytest.approx(float(exact[row, token]), abs=NEAR)
-        assert [value for _, value in each.top] == pytest.approx(exact[row].topk(4).values.tolist(), abs=NEAR)
-    assert len(found) == len(rows)
 
 
 def test_results_from_python_hold_them(target):
@@ -291,12 +249,13 @@ def test_those_of_prompts_are_those_of_a_plain_forward_and_change_no_answer(tiny
     expected = [plain.generate(prompt, 6).token_ids for prompt in prompts]
     engine = DecodingEngine(target, Drafter([], DRAFTED), batch_size, prefill_chunk=50)
     for new_tokens in (6, 0):  # the second time with all beginnings held
-        requests = [engine.request(prompt, new_tokens, prompt_logprobs=2) for prompt in prompts]
+        requests = [engine.request(prompt, new_tokens, logprobs=2, prompt_logprobs=2) for prompt in prompts]
         assert len(list(engine.run(requests))) == len(prompts)
         for request, answer in zip(requests, expected, strict=True):
             assert (request.error, request.token_ids) == (None, answer[:new_tokens])
             assert request.finish_reason == "length" or new_tokens
             assert_exact(target, request, 2, of_prompt=True)
+            assert_exact(target, request, 2)
 
 
 @pytest.mark.parametrize(
@@ -316,36 +275,6 @@ def test_every_way_to_compute_forwards_gives_those_of_prompts(quantize, mode):
             assert found.logprob == pytest.approx(other.logprob, abs=NEAR)
     assert requests[0].token_ids == requests[2].token_ids
     assert not requests[2].prompt_token_logprobs
-
-
-def test_scores_of_no_more_than_a_few_prompt_tokens_are_held_at_once(tiny_model, monkeypatch):
-    sizes = []
-
-    def counted(logits, rows, token_ids, most):
-        sizes.append(len(logits))
-        return logprobs_of(logits, rows, token_ids, most)
-
-    monkeypatch.setattr("lookahead.decode.row.logprobs_of", counted)
-    engine = DecodingEngine(probed(tiny_model("llama"), "llama"), Drafter([], DraftOptions("off")), 1)
-    list(engine.run([engine.request(LONG * 2, 0, prompt_logprobs=0)]))
-    assert max(sizes) <= AT_ONCE < len(LONG)
-
-
-def test_row_that_scores_its_prompt_again_after_memory_ran_out_has_each_token_once(tiny_model, monkeypatch):
-    target = probed(tiny_model("llama"), "llama")
-    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 2, prefill_chunk=32)
-    step, steps = engine._step, iter(range(1000))
-
-    def failing(*arguments):
-        if next(steps) == 2:
-            raise MemoryError("no room")
-        step(*arguments)
-
-    monkeypatch.setattr(engine, "_step", failing)
-    requests = [engine.request(LONG, 3, prompt_logprobs=1) for _ in range(2)]
-    assert len(list(engine.run(requests))) == 2
-    for request in requests:
-        assert_exact(target, request, 1, of_prompt=True)
 
 
 def test_continuation_is_scored_by_its_part_of_the_prompt():

@@ -7,9 +7,7 @@ import copy
 import dataclasses
 import functools
 import itertools
-import mmap
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +16,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import LookaheadError
-from lookahead.forward.batch import MaskPlan, pack
-from lookahead.forward.kv_cache import SequenceCache, SlotCache, zeros
-from lookahead.forward.sequence import BufferState
 from lookahead.models.probe import probed
 from tests.architectures import MODES, NEW_TOKENS, SAYS_ENOUGH, decoded, plain_answers, plainly, random_prompts
 from tests.support.depth import deep, some_deep
@@ -110,15 +104,6 @@ def test_every_strategy_and_length_yields_the_plain_greedy_tokens(target_of, ans
     assert generation.accepted_by_source["session"] > 0
 
 
-@pytest.mark.deep
-def test_trees_of_thirty_seeds_yield_the_plain_greedy_tokens(target_of, answers_of):
-    target, answers = target_of("gemma3"), answers_of("gemma3")
-    for seed in range(30):
-        prompt, answer = answers[seed % len(answers)]
-        engine = DecodingEngine(target, KnownAnswer(answers, random_trees(seed)))
-        assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
-
-
 def test_steps_come_one_by_one_and_add_up_to_the_answer(target_of, answers_of):
     prompt, answer = answers_of("llama")[1]
     engine = DecodingEngine(target_of("llama"), KnownAnswer(answers_of("llama"), perfect))
@@ -184,29 +169,6 @@ def test_prompt_that_cannot_be_decoded_is_refused(target_of, prompt, message):
         DecodingEngine(target_of("gpt2_short"), Drafter()).generate(prompt, 10)
 
 
-@pytest.mark.parametrize(
-    "wish",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 1},
-        {"min_new_tokens": 20},
-        {"suppress_tokens": [5, 6, 7, 8, 9, 10, 11, 12]},
-        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 1},
-    ],
-    ids=lambda wish: "-".join(wish),
-)
-def test_what_the_generation_config_asks_of_greedy_decoding_is_done(target_of, answers_of, monkeypatch, wish):
-    target, unwished = target_of("gpt2"), answers_of("gpt2")
-    for name, value in wish.items():
-        monkeypatch.setattr(target.model.generation_config, name, value)
-    wished = [(prompt, plainly(target.model, prompt)) for prompt in PROMPTS]
-    assert wished != unwished
-    for propose in (perfect, always_wrong, random_trees(2)):
-        engine = DecodingEngine(target, KnownAnswer(wished, propose))
-        for prompt, answer in wished:
-            assert engine.generate(prompt, NEW_TOKENS).token_ids == answer
-
-
 # ---- the probe does not take a model's word for it
 class IgnoresTreeMask(LlamaForCausalLM):
     def forward(self, *args, attention_mask=None, **kwargs):
@@ -268,75 +230,3 @@ def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mo
 
 
 # ---- the key/value buffers
-def test_buffers_grow_and_lose_nothing():
-    """Two layers, the second with narrower values, as latent attention has them."""
-    cache = SequenceCache()
-    new = torch.arange(2 * 12 * 3, dtype=torch.float32).reshape(1, 2, 12, 3)
-    for start, end, room in ((0, 3, 4), (3, 5, 5), (5, 12, 12)):
-        if start:
-            cache.reserve(room)
-        for layer in range(2):
-            keys, values = cache.update(new[:, :, start:end] + layer, -new[:, :, start:end, : 3 - layer], layer)
-            assert torch.equal(keys, new[:, :, :end] + layer)
-            assert torch.equal(values, -new[:, :, :end, : 3 - layer])
-    assert cache.get_seq_length() == 12
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much memory a process has")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_buffers_take_memory_for_what_is_written_only(dtype):
-    def taken():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-    before = taken()
-    buffer = zeros(torch.empty(0, dtype=dtype), 4, 64 << 20)
-    buffer[2, 5] = 7
-    assert buffer.dtype == dtype
-    assert buffer[2, :10].tolist() == [0, 0, 0, 0, 0, 7, 0, 0, 0, 0]
-    assert not buffer[1].any()
-    assert taken() - before < buffer.nbytes / 4
-
-
-def test_slots_keep_what_they_hold_when_there_is_more_room():
-    cache, plan = SlotCache(), MaskPlan({"all": None}, {"all": None}, by_type=False)
-    cache.reserve(2, 4, [])
-    written = torch.arange(2 * 3 * 2, dtype=torch.float32).reshape(1, 2, 3, 2)
-    cache.pack = pack(
-        side_by_side([chain([1, 2]), chain([3])], ["all", "all"]), [0, 0], plan, torch.float32, torch.device("cpu")
-    )
-    cache.update(written, -written, 0)
-    cache.reserve(3, 9, [2, 1])
-    keys, values = cache.layers[0].keys, cache.layers[0].values
-    assert keys.shape == (3, 2, 9, 2)
-    assert torch.equal(keys[0, :, :2], written[0, :, :2])
-    assert torch.equal(values[1, :, :1], -written[0, :, 2:])
-    assert not keys[2].any()
-
-
-@pytest.mark.parametrize("nodes", [[], [0], [0, 1, 2], [2], [0, 2, 4], [1, 3], [0, 1, 4]])
-def test_only_accepted_places_stay_and_they_close_up(nodes):
-    cache = SequenceCache()
-    new = torch.arange(9, dtype=torch.float32).reshape(1, 1, 9, 1)
-    cache.update(new[:, :, :3], -new[:, :, :3], 0)
-    cache.reserve(9)
-    cache.update(new[:, :, 3:8], -new[:, :, 3:8], 0)
-    cache.keep(3, nodes)
-    keys, values = cache.update(new[:, :, 8:], -new[:, :, 8:], 0)
-    kept = [0, 1, 2, *(3 + node for node in nodes), 8]
-    assert keys.flatten().tolist() == kept
-    assert values.flatten().tolist() == [-place for place in kept]
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neo"])
-def test_scores_do_not_depend_on_how_large_the_buffers_began(target_of, architecture):
-    target = dataclasses.replace(target_of(architecture), mode="chain")
-    scores = []
-    for capacity in (1, 100):
-        sequence = BufferState(target, capacity)
-        sequence.prefill(chain(PROMPTS[1]))
-        sequence.keep(range(len(PROMPTS[1])))
-        sequence.forward(chain([5, 6, 7, 8]))
-        sequence.keep([0, 1])
-        scores.append(sequence.forward(chain([9, 10])))
-    assert torch.equal(*scores)

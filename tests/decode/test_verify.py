@@ -1,6 +1,5 @@
 """Verify and accept: the path of a draft tree that the model itself would have said."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,21 +9,9 @@ from lookahead.budget.policy import Budget
 from lookahead.decode.verify import verify_and_accept
 from lookahead.draft.step import RowState, StepBatch
 from lookahead.draft.step_layout import DECODES
-from lookahead.draft.tree import DraftTree, root_only
+from lookahead.draft.tree import root_only
 from lookahead.forward.slots import Scores
-from tests.support.drafts import KnownAnswer
-
-
-def tree_of(token_ids, parents):
-    nodes = len(token_ids)
-    no_source = np.full(nodes, -1, np.int32)
-    return DraftTree(
-        np.array(token_ids, np.int32),
-        np.array(parents, np.int32),
-        np.ones(nodes, np.float32),
-        no_source,
-        np.zeros(nodes, np.int32),
-    )
+from tests.support.drafts import KnownAnswer, tree_of
 
 
 def verified(tree, *said, last=None):
@@ -61,22 +48,6 @@ def test_longest_path_that_the_model_says_is_accepted(tree, said, token_ids, nod
     assert (accepted.token_ids, accepted.nodes) == (token_ids, nodes)
 
 
-def test_model_is_asked_once_for_each_token_and_only_along_the_path():
-    asked, emitted = [], []
-
-    def say(node):
-        asked.append(node)
-        return [8, 3, 0, 4][node]
-
-    def goes_on(token):
-        emitted.append(token)
-        return True
-
-    assert verify_and_accept(EXAMPLE, say, goes_on).token_ids == [8, 3, 4]
-    assert asked == [0, 1, 3]
-    assert emitted == [8, 3, 4]
-
-
 @pytest.mark.parametrize(("last", "token_ids", "nodes"), [(8, [8], [0, 1]), (3, [8, 3], [0, 1, 3]), (4, [8, 3, 4], [0, 1, 3])])
 def test_answer_ends_with_the_token_that_ends_it_drafted_or_not(last, token_ids, nodes):
     accepted = verified(EXAMPLE, 8, 3, 0, 4, last=last)
@@ -92,15 +63,6 @@ def test_best_token_is_the_first_of_those_with_the_highest_score(dtype, seed, of
     found = Scores(scores, [1, 2])
     expected = [int(row.float().numpy().argmax()) for row in scores]
     assert [found.best(0, 0), found.best(1, 0), found.best(1, 1)] == expected
-
-
-def test_score_of_infinity_is_the_best():
-    scores = torch.full((1, 9), -float("inf"), dtype=torch.bfloat16)
-    assert Scores(scores, [1]).best(0, 0) == 0
-    scores[0, 4] = -3.0
-    assert Scores(scores, [1]).best(0, 0) == 4
-    scores[0, 7] = float("inf")
-    assert Scores(scores, [1]).best(0, 0) == 7
 
 
 class Grown(KnownAnswer):

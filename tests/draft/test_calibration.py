@@ -8,36 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lookahead.draft.arrays import BINS, DEPTHS
-from lookahead.draft.calibration import (
-    CLASSES,
-    EDGES,
-    LEAST,
-    MEMORY,
-    OCTAVE,
-    Calibration,
-    bin_of,
-    calibrated,
-    computed,
-    count_nodes,
-)
+from lookahead.draft.calibration import EDGES, LEAST, OCTAVE, Calibration, bin_of, calibrated, computed, count_nodes
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.priors import STRENGTH, formula
+from lookahead.draft.priors import formula
 
 probability = st.floats(float(LEAST), 1.0, width=32)
 ONE = bin_of(np.float32(1.0))
-
-
-@given(probability)
-def test_bin_of_a_probability_is_the_one_between_whose_edges_it_lies(p):
-    number = bin_of(np.float32(p))
-    assert EDGES[number] <= p < EDGES[number + 1]
-
-
-def test_bins_are_eight_to_an_octave():
-    assert (EDGES[0], EDGES[8], EDGES[9]) == (LEAST, 2 * LEAST, 2.25 * LEAST)
-    assert (len(EDGES), EDGES[ONE]) == (BINS, 1.0)
-    assert bin_of(np.float32(1e-30)) == 0
 
 
 @given(
@@ -110,18 +87,6 @@ def test_computed_probability_of_a_price_is_worth_the_price(counts, price):
         assert found == LEAST
 
 
-@given(counts, probability)
-def test_between_edges_the_curve_is_interpolated(counts, p):
-    curve = calibration_of(counts).curve
-    assert calibrated(np.float32(p), EDGES, curve) == pytest.approx(np.interp(p, EDGES, curve), rel=1e-4, abs=1e-9)
-
-
-def test_without_counts_a_probability_is_worth_itself_or_what_was_measured_beforehand():
-    assert Calibration().curve.tolist() == np.minimum(EDGES, 1).tolist()
-    assert Calibration().by_depth.tolist() == [1] * DEPTHS
-    assert calibration_of([], 0.5).curve[:ONE].tolist() == (EDGES[:ONE] / 2).tolist()
-
-
 @pytest.mark.parametrize(("ratio", "side"), [(1.8, 1), (0.2, -1)])
 def test_curve_moves_towards_what_was_seen_the_more_the_more_was_seen(ratio, side):
     half, seen = bin_of(np.float32(0.5)), range(100, ONE)
@@ -135,53 +100,9 @@ def test_curve_moves_towards_what_was_seen_the_more_the_more_was_seen(ratio, sid
     assert worth[-1] == pytest.approx(0.5 * ratio, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["counted", "counted_by_depth"])
-def test_past_counts_half_when_there_is_much_of_it(name):
-    calibration = Calibration()
-    counted = getattr(calibration, name)
-    counted[:, 20] = MEMORY + 2
-    calibration.refit()
-    assert getattr(calibration, name) is counted  # the one that drafters count in
-    assert counted[0, 20] == counted[1, 20] == (MEMORY + 2) / 2
-    calibration.refit()
-    assert counted[1, 20] == (MEMORY + 2) / 2
-
-
-@given(st.lists(st.tuples(st.integers(1, DEPTHS - 1), st.floats(0, 300), st.floats(0, 1)), max_size=60))
-def test_factor_of_a_depth_is_that_of_what_was_accepted_there_and_never_rises(seen):
-    calibration = Calibration()
-    for depth, promised, share in seen:
-        calibration.counted_by_depth[:, depth] += promised, promised * share
-    calibration.refit()
-
-    def ratio(depth):
-        promised, accepted = calibration.counted_by_depth[:, CLASSES[depth] == CLASSES].sum(1)
-        return (accepted + STRENGTH) / (promised + STRENGTH)
-
-    least = 1.0
-    assert calibration.by_depth[0] == calibration.by_depth[1] == 1
-    for depth in range(1, DEPTHS):
-        least = min(least, ratio(depth) / ratio(1))
-        assert calibration.by_depth[depth] == pytest.approx(least, rel=1e-5)
-
-
 # ---- in a drafter
 def start(drafter):
     return drafter.start([1, 2, 3, 4, 1, 2])
-
-
-def test_drafter_counts_each_tree_once_when_its_answer_is_known():
-    drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
-    row = start(drafter)
-    row.draft(3)  # replaced by the next
-    tree = row.draft()
-    assert not drafter.shared.counted.any()
-    reach = drafter.rows.reach[0, 0, 1 : len(tree)].sum()
-    row.accept([3, 9])
-    predicted, accepted = drafter.shared.counted.sum(1)
-    assert (predicted, accepted) == (pytest.approx(reach, rel=1e-5), 1)
-    row.accept([4])
-    assert drafter.shared.counted.sum(1).tolist() == [predicted, accepted]
 
 
 def test_probabilities_of_a_tree_are_worth_what_came_of_those_before():
@@ -199,26 +120,6 @@ def test_probabilities_of_a_tree_are_worth_what_came_of_those_before():
     assert not np.allclose(tree.probabilities[1:], computed[1:], rtol=0.05)
 
 
-def test_paths_whose_ends_never_come_true_are_believed_less_the_deeper_they_are():
-    drafter = Drafter([], DraftOptions(decoding_length=5, branch_length=4), priors=formula())
-    text = [1, 2, 3, 4, 5, 6, 7, 8] * 2
-
-    def reached():
-        row = drafter.start([*text, 1, 2])
-        tree = row.draft()
-        assert tree.token_ids.tolist() == [2, 3, 4, 5, 6]
-        found = drafter.rows.reach[row.number, 0, :5].copy()
-        row.finish()
-        return found
-
-    before = reached()
-    drafter.shared.counted_by_depth[:, 1:5] = [[100, 100, 100, 100], [100, 50, 40, 10]]
-    after = reached()
-    by_depth = drafter.calibration.by_depth[:5]
-    np.testing.assert_allclose(after / before, by_depth, rtol=0.01)
-    assert by_depth[4] < by_depth[3] / 2 < by_depth[1] / 4 * 1.2
-
-
 @pytest.mark.parametrize(("price", "least"), [(0.3, 8), (0.6, 6), (0.75, 3), (0.9, 2)])
 def test_text_that_is_copied_is_drafted_at_a_high_price_too(price, least):
     row = Drafter([], DraftOptions(decoding_length=16)).start([*range(1, 40)] * 4 + [1, 2, 3])
@@ -226,15 +127,3 @@ def test_text_that_is_copied_is_drafted_at_a_high_price_too(price, least):
     assert len(tree) >= least
     assert tree.token_ids.tolist() == [*range(3, 3 + len(tree))]
     assert tree.probabilities.min() >= 0.999 * price
-
-
-def test_price_is_one_of_calibrated_probabilities():
-    drafter = Drafter([], priors=formula())
-    drafter.shared.counted[0] = 1000 * EDGES
-    drafter.shared.counted[1] = 500 * EDGES  # half of what is promised comes true
-    row = start(drafter)
-    tree = row.draft(price=0.1)
-    computed = drafter.rows.reach[0, 0, 1 : len(tree)]
-    assert tree.probabilities[1:].min() >= 0.0999
-    assert tree.probabilities[1:].tolist() == pytest.approx((computed / 2).tolist(), rel=0.05)
-    assert computed.min() > 0.19

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.draft.calibration import EDGES, Calibration, computed
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import DraftTree, as_parallel, chain, root_only
+from lookahead.draft.tree import DraftTree, as_parallel
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
@@ -65,20 +64,6 @@ def test_every_draft_is_a_tree_within_all_limits(requests, strategy, decoding_le
                 assert all(tree.parents[node] in (0, node - 1) for node in below)
             if strategy == "off":
                 assert len(tree) == 1
-        row.finish()
-
-
-@given(requests, document_lists)
-def test_children_of_a_node_share_at_most_its_probability(tmp_path_factory, requests, documents):
-    drafter = Drafter([build_ids(tmp_path_factory.mktemp("t") / "x.trie", documents)], DraftOptions(decoding_length=40))
-    for prompt, steps in requests:
-        row = drafter.start(prompt)
-        for accepted in [[], *steps]:
-            row.accept(accepted)
-            tree = row.draft()
-            computed = drafter.rows.reach[row.number, 0, : len(tree)]
-            for node in range(len(tree)):
-                assert computed[1:][tree.parents[1:] == node].sum() <= computed[node] * 1.001
         row.finish()
 
 
@@ -181,38 +166,6 @@ def test_text_that_fares_badly_counts_less(make_trie):
 
 
 # ---- price and calibration
-@given(st.lists(token, min_size=10, max_size=40))
-@example([0, 0, 0, 0, 2, 1, 0, 1, 1, 0, 2, 1, 2, 1, 0, 0, 0])  # a likely token after one worth too little to be looked behind
-def test_tree_of_a_higher_price_is_the_beginning_of_that_of_a_lower_one(text):
-    row = Drafter([], DraftOptions(decoding_length=1000)).start(text)
-    cheap, dear = row.draft(None, 3, price=0.05), row.draft(None, 3, price=0.2)
-    assert dear.probabilities[1:].min(initial=1) >= 0.2 * 0.999
-    # What experts that were not asked would have said is worth less than the price.
-    enough = 1.05 * 2 * 0.2
-    worth = [path for path, p in zip(paths_of(cheap), cheap.probabilities, strict=True) if p >= enough]
-    assert set(worth) <= set(paths_of(dear))
-
-
-def test_calibration_learns_that_half_of_what_was_predicted_happens():
-    calibration = Calibration()
-    calibration.counted[0, 100:150] = 200.0
-    calibration.counted[1, 100:150] = 100.0
-    calibration.refit()
-    assert calibration.curve[125] == pytest.approx(EDGES[125] / 2, rel=0.05)
-    assert (np.diff(calibration.curve) >= 0).all()
-    for probability in (float(EDGES[125]) / 2, 0.3, 1.0):
-        worth = np.interp(computed(probability, EDGES, calibration.curve), EDGES, calibration.curve)
-        assert worth == pytest.approx(min(probability, float(calibration.curve[-1])), rel=1e-3)
-
-
-def test_nodes_that_were_said_count_as_accepted():
-    drafter = Drafter()
-    row = drafter.start([1, 2, 3, 4, 9, 1])
-    tree = row.draft(3, 3)
-    assert paths_of(tree)[1] == (2,)
-    row.accept([2, 3, 8])
-    assert drafter.shared.counted[0].sum() == pytest.approx(drafter.rows.reach[row.number, 0, 1 : len(tree)].sum())
-    assert drafter.shared.counted[1].sum() == sum(path in ((2,), (2, 3)) for path in paths_of(tree))
 
 
 # ---- trees and options
@@ -243,13 +196,6 @@ def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():
     assert off.start([1, 2, 1, 3, 1]).draft().draft_tokens == 0
 
 
-def test_lengths_are_adaptive_unless_they_are_fixed_or_nothing_is_drafted():
-    assert Drafter().options.adaptive
-    assert DraftOptions(branch_length=8).adaptive
-    assert not DraftOptions(adaptive=False).adaptive
-    assert not DraftOptions("off").adaptive
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -264,10 +210,3 @@ def test_lengths_are_adaptive_unless_they_are_fixed_or_nothing_is_drafted():
 def test_draft_options_out_of_range_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         DraftOptions(**options)
-
-
-def test_chain_and_root_are_trees_of_one_branch():
-    assert paths_of(chain([7, 8, 9])) == [(), (8,), (8, 9)]
-    assert chain([7, 8, 9]).is_chain()
-    assert root_only(7).is_chain()
-    assert root_only(7).draft_tokens == 0

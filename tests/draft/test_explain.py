@@ -1,7 +1,6 @@
 """What is shown of a decode step: told by whoever decodes or replays, outlined as data, drawn for people."""
 
 import io
-import itertools
 from collections import Counter
 
 import numpy as np
@@ -16,9 +15,9 @@ from lookahead.draft.cells import RECYCLED
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import CONTEXT, OWN, Evidence, Step, evidence, outline
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import DraftTree, root_only
+from lookahead.draft.tree import DraftTree
 from lookahead.models.probe import probed
-from lookahead_cli.explain import LONGEST_SOURCE, Explainer, draw, end_of, percent, shown
+from lookahead_cli.explain import Explainer, draw, percent, shown
 from tests.support.tries import append_ids, build_ids, counts_of
 
 NAMES = ("prompt", "output", "session", "trie:faq")
@@ -39,57 +38,7 @@ def tree_of(token_ids, parents, probabilities=None, sources=None, matches=None):
     )
 
 
-def brief(found):
-    return [(line.kind, line.token_ids, line.forks, line.begins) for line in found.lines]
-
-
 # ---- the outline of a tree
-def test_tokens_without_a_fork_are_one_line_and_each_branch_of_a_fork_begins_one():
-    #  5 - 6 - 7 - 8
-    #            - 9 - 4
-    found = outline(tree_of([5, 6, 7, 8, 9, 4], [-1, 0, 1, 2, 2, 4]), NAMES)
-    assert brief(found) == [
-        ("drafted", (6, 7), (), False),
-        ("drafted", (8,), (False,), True),
-        ("drafted", (9, 4), (True,), True),
-    ]
-    assert [(line.first, line.last, line.before) for line in found.lines] == [
-        (0.5, 0.25, 5),
-        (0.125, 0.125, 7),
-        (0.125, 0.0625, 7),
-    ]
-    assert found.left_out == 0
-
-
-def test_line_ends_where_another_source_goes_on_and_tells_the_match_of_its_first_token():
-    found = outline(tree_of([5, 6, 7, 8], [-1, 0, 1, 2], sources=[-1, 0, 0, 3], matches=[0, 4, 5, 2]), NAMES)
-    assert [(line.token_ids, line.source, line.match) for line in found.lines] == [((6, 7), "prompt", 4), ((8,), "trie:faq", 2)]
-    assert not any(line.begins for line in found.lines)
-
-
-def test_what_was_accepted_stands_first_and_ends_a_line_and_the_models_own_token_follows_it():
-    #  5 - 9
-    #    - 6 - 7 - 8
-    tree = tree_of([5, 9, 6, 7, 8], [-1, 0, 0, 2, 3], [1, 0.6, 0.4, 0.3, 0.2])
-    assert brief(outline(tree, NAMES, accepted=(2, 3), own=1)) == [
-        ("accepted", (6, 7), (False,), True),
-        ("own", (1,), (False, False), True),
-        ("drafted", (8,), (False, True), True),
-        ("drafted", (9,), (True,), True),
-    ]
-
-
-def test_only_the_most_probable_are_drawn_but_all_accepted_ones_and_the_way_to_them():
-    #  5 - 1 - 2 - 3 - 4     probable
-    #    - 6 - 7 - 8         not
-    tree = tree_of(
-        [5, 1, 2, 3, 4, 6, 7, 8], [-1, 0, 1, 2, 3, 0, 5, 6], [1, 0.9, 0.9, 0.8, 0.7, 0.05, 0.03, 0.02]
-    )  # fmt: skip
-    assert [line.token_ids for line in outline(tree, NAMES, most=2).lines] == [(1, 2)]
-    found = outline(tree, NAMES, accepted=(5, 6), most=2)
-    assert [line.token_ids for line in found.lines] == [(6, 7), (1, 2)]
-    assert found.left_out == 3
-    assert len(outline(tree, NAMES).lines[0].token_ids) == 4
 
 
 @st.composite
@@ -138,21 +87,6 @@ def test_every_node_is_drawn_once_or_counted_as_left_out_and_stands_behind_its_p
 
 
 # ---- steps
-def test_step_tells_the_end_of_the_text_before_it():
-    prompt, output = list(range(CONTEXT)), [70, 71, 72, 73]
-    step = Step.of(2, prompt, output, root_only(71), [0], [72, 73], NAMES)
-    assert step.context == (*range(2, CONTEXT), 70, 71)
-    assert Step.of(1, [5], [6, 7], root_only(6), [0], [7], NAMES).context == (5, 6)
-    long = list(range(3 * CONTEXT))
-    assert Step.of(1, [5], [*long, 9], root_only(6), [0], [9], NAMES).context == tuple(long[-CONTEXT:])
-
-
-def test_step_that_ends_the_text_within_the_draft_has_no_own_token():
-    tree = tree_of([5, 6, 7, 8], [-1, 0, 1, 2])
-    whole = Step.of(1, [5], [5, 6, 7, 8, 9], tree, [0, 1, 2, 3], [6, 7, 8, 9], NAMES)
-    assert (whole.accepted, whole.own) == ((1, 2, 3), 9)
-    cut = Step.of(1, [5], [5, 6, 7], tree, [0, 1, 2, 3], [6, 7], NAMES)
-    assert (cut.accepted, cut.own) == ((1, 2), None)
 
 
 def told_adds_up(steps, prompt, output):
@@ -290,15 +224,6 @@ def test_output_that_knows_ascii_only_gets_plain_signs():
     assert lines[-2].startswith("  ` ' ???'")
 
 
-def test_text_before_a_step_is_cut_to_one_line_at_its_beginning():
-    explainer = Explainer(Console(file=(out := io.StringIO()), width=60, soft_wrap=True), Words(), rows=1)
-    explainer.show(1, Step.of(1, [2] * 40, [3, 4], root_only(3), [0], [4], NAMES))
-    (heading,) = (line for line in out.getvalue().splitlines() if line.startswith("step 1"))
-    assert len(heading) == 60
-    assert heading.startswith("step 1  …")
-    assert heading.endswith(" cat cat sat'")
-
-
 def test_replay_of_ids_is_drawn_as_ids_and_says_how_many_are_not_shown():
     explainer = Explainer(Console(file=(out := io.StringIO()), width=80, soft_wrap=True), None, rows=2)
     tree = tree_of([1, *range(30, 60)], [-1] + [0] * 30)
@@ -327,27 +252,6 @@ def test_drawing_fits_its_width_and_holds_all_of_the_text(explained, width, rand
     if width >= 80:
         console = Console(width=width)
         assert all(console.render_str(line.replace("[", "\\[")).cell_len <= width for line in text.splitlines())
-
-
-def test_long_copied_text_goes_on_below_itself():
-    tree = tree_of([1, *itertools.chain.from_iterable([[2, 3, 4]] * 9)], [-1, *range(27)])
-    lines = drawn(60, lambda console: draw(console, outline(tree, NAMES), Words())).splitlines()
-    assert "50-<0.1%  match 0  prompt" in lines[0]
-    assert all(len(line) <= 60 for line in lines)
-    assert (
-        "".join(part.split("  50-")[0].strip() + " " for part in lines).split()
-        == ("' " + "cat sat on " * 8 + "cat sat on'").split()
-    )
-
-
-def test_names_and_contexts_too_long_for_a_line_are_cut_at_the_less_telling_end():
-    long = (*NAMES[:3], "trie:" + "x" * 60)
-    text = drawn(80, lambda console: draw(console, outline(tree_of([1, 2], [-1, 0], sources=[-1, 3]), long), None))
-    assert text.rstrip().endswith("xx…")
-    assert len(text.split()[-1]) == LONGEST_SOURCE
-    assert end_of("abcdef", 4) == "…def"
-    assert end_of("abcd", 4) == "abcd"
-    assert end_of("中文字", 4) == "…字"
 
 
 def test_blank_that_a_token_has_only_behind_another_is_shown():

@@ -10,8 +10,7 @@ import pytest
 from lookahead.bench import trie_report
 from lookahead.bench.trie_report import draft_after
 from lookahead.draft import own_text, planner
-from lookahead.native.interpreted import Interpreted, interpreting
-from lookahead.native.kernels import kernel, part
+from lookahead.native.interpreted import interpreting
 from lookahead.trie.file import Trie
 from tests.support.tries import append_ids, build_ids
 
@@ -52,23 +51,6 @@ def test_query_compiles_no_kernel_of_drafting(tmp_path, trie):
     env = {"NUMBA_CACHE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", code, str(trie.path)], check=True, env=env)
     assert not [path.name for path in tmp_path.rglob("*.kernel") if ".draft." in path.name]
-
-
-@part
-def wrapped(a, b):
-    return a * b + 1
-
-
-@kernel
-def mixed(values, a):
-    return values[0] * 0.1 + a // 3, wrapped(a, a)
-
-
-def test_numbers_have_the_types_that_numba_gives_them():
-    """float32 * float64 in double precision; int64 that wraps around."""
-    values = np.array([0.3], np.float32)
-    compiled = mixed(values, 1 << 40)
-    assert Interpreted(mixed)(values, 1 << 40) == compiled
 
 
 def test_kernels_are_compiled_ones_again_afterwards():

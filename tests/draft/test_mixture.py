@@ -10,20 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.draft import drafter as drafter_module
-from lookahead.draft.arrays import CHAINS, DEPTHS, LEADERS, MOST_PLACES, PER_CHAIN, RECENT, SLOTS, STEPS
+from lookahead.draft.arrays import DEPTHS, SLOTS
 from lookahead.draft.calibration import EDGES, computed
 from lookahead.draft.cells import AT, CELLS
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.mixture import FACTORS, MEMORY
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.own_text import OwnText, more_places, own_places, slots_of
-from lookahead.draft.places import HIGH, LOW, ORDER, PREFIX
 from lookahead.draft.priors import Priors
 from lookahead.draft.recycled import ANY
 from lookahead.trie import session
 from lookahead.trie.suffixes import DEPTH
-from tests.support import slow_mixture
-from tests.support.slow_mixture import NOTHING, OWN_TEXT, Aligned, SlowDrafter, SlowRow, Text, narrowed
+from tests.support.slow_mixture import NOTHING, OWN_TEXT, Aligned, SlowDrafter
 from tests.support.tries import segment_of
 
 VOCABULARY = 6
@@ -149,131 +146,6 @@ def tree_of(drafter, row):
 
 
 # ---- places
-def found_places(own, context):
-    recent, found, slots = np.array(context[::-1][:RECENT]), np.zeros((MOST_PLACES, 3), np.int64), np.empty(CHAINS, np.int64)
-    text = own.log, own.heads, own.length, recent, len(recent)
-    chains = slots_of(recent, len(recent), own.heads.shape[1], slots)
-    count = own_places(*text, chains, found, slots)
-    if chains:
-        count = more_places(*text, 0, found, slots, count)
-    return [tuple(place) for place in found[:count].tolist()]
-
-
-@given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=60),
-    st.lists(st.integers(0, 3), max_size=40),
-    st.sampled_from([1, 2, 1 << 11]),
-)
-def test_places_of_the_own_text_are_those_a_search_finds(text, path, slots):
-    own = OwnText()
-    own.heads = np.full((CHAINS, slots), -1, np.int32)  # one slot: all places are on the chain of each hash
-    for begin in range(0, len(text), 7):
-        own.append(text[begin : begin + 7])
-    context = [*text, *path]
-    assert found_places(own, context) == slow_mixture.own_places(text, context)
-
-
-def test_newest_places_of_each_match_length_are_taken_as_far_as_there_is_room():
-    text = np.random.default_rng(0).integers(0, 2, 2000).tolist()
-    own = OwnText()
-    own.append(text)
-    found = found_places(own, text)
-    assert sum(match == 1 for match, _, _ in found) == PER_CHAIN
-    assert found == slow_mixture.own_places(text, text)
-
-
-@given(st.lists(st.integers(0, 3), max_size=60), st.sampled_from([1, 1 << 11]))
-def test_commonest_tokens_of_the_own_text_are_those_seen_behind_most_others(text, slots):
-    own = OwnText()
-    own.heads = np.full((CHAINS, slots), -1, np.int32)
-    for begin in range(0, len(text), 9):
-        own.append(text[begin : begin + 9])
-    expected = SlowRow(text).top_tokens
-    assert own.top_tokens[: len(expected)].tolist() == expected
-    assert not own.top_tokens[len(expected) :].any()
-    assert own.tokens.tolist() == text
-
-
-def test_a_commoner_token_takes_the_place_of_the_least_common_one():
-    own = OwnText()
-    own.append(range(LEADERS + 8))
-    assert own.top_tokens[:, 0].tolist() == list(range(LEADERS))
-    own.append([LEADERS + 3])  # behind a second token
-    assert own.top_tokens[0].tolist() == [LEADERS + 3, 2, LEADERS + 8]
-    assert own.top_tokens[1:, 0].tolist() == list(range(LEADERS - 1))
-
-
-def steps_by_search(text: Text, context):
-    """(places behind the context's last tokens, how many tokens) from all of the context to one token, where places differ."""
-    steps = []
-    for order in range(min(len(context), RECENT), 0, -1):
-        ending, places = context[-order:], []
-        for place in range(order, len(text.tokens) + 1):
-            if text.tokens[place - order : place] == ending and place - order in text.positions:
-                places.append(place)
-        if places and (not steps or len(places) > len(steps[-1][0])):
-            steps.append((places, order))
-    return steps
-
-
-def steps_of(drafter, steps, made, number):
-    """The steps made of a context in a text, as `steps_by_search` tells them."""
-    text = [*drafter._trie_texts, *drafter._remembered][number]
-    found = []
-    for step in steps[number, : made[number, 0]]:
-        places = text.suffixes[step[LOW] : step[HIGH]].astype(int) + step[PREFIX]
-        if found and min(found[-1][1], int(step[ORDER])) >= RECENT:
-            found.pop()  # a search looks no farther back, and finds all places that agree so far at once
-        found.append((sorted(places.tolist()), min(int(step[ORDER]), RECENT)))
-    return found
-
-
-@given(situations)
-def test_steps_of_the_context_are_those_a_search_finds_in_every_text(situation):
-    for drafter, row, slow, slow_row, _ in moments(situation):
-        drafter.read([row])
-        assert drafter.shared.used[0] >= len(slow.texts) - 1
-        for number in range(drafter.shared.used[0]):
-            expected = steps_by_search(slow.texts[number], slow_row.tokens)
-            if len(expected) <= STEPS:
-                made = drafter.rows.made[row.number]
-                assert steps_of(drafter, drafter.rows.steps[row.number], made, number) == expected
-                assert [(sorted(s.places), min(s.order, RECENT)) for s in slow_row.root.steps[number]] == expected
-
-
-@given(situations)
-def test_steps_of_each_node_are_those_a_search_finds_as_far_as_they_were_needed(situation):
-    for drafter, row, slow, slow_row, (budget, _, _) in moments(situation):
-        scratch = drafter.growth.first
-        scratch.made[:] = -1  # of nodes that are not looked up
-        row.draft(budget)
-        contexts = [slow_row.tokens]
-        for node, (token_id, parent, *_) in enumerate(tree_of(drafter, row)):
-            if node:
-                contexts.append([*contexts[parent], token_id])
-            for number in range(drafter.shared.used[0] if scratch.made[node].max() >= 0 else 0):
-                expected = steps_by_search(slow.texts[number], contexts[node])
-                if len(expected) <= STEPS:
-                    made = scratch.made[node]
-                    found = steps_of(drafter, scratch.steps[node], made, number)
-                    assert found == expected[: len(found)]
-                    assert len(found) == len(expected) or made[number, 1] >= 0
-
-
-def test_of_many_context_lengths_the_longest_and_the_single_token_are_kept():
-    drafter = Drafter([trie_of([[[1] * 25]], [1.0], 0)])
-    row = drafter.start([1] * 20)
-    drafter.read([row])
-    steps = steps_of(drafter, drafter.rows.steps[0], drafter.rows.made[0], 0)
-    assert [(len(places), order) for places, order in steps] == [*((6 + k, 20 - k) for k in range(STEPS - 1)), (25, 1)]
-    row.accept([1])
-    steps = steps_of(drafter, drafter.rows.steps[0], drafter.rows.made[0], 0)
-    assert [(len(places), order) for places, order in steps] == [*((5 + k, 21 - k) for k in range(STEPS - 1)), (25, 1)]
-    text = Text.of([[1] * 25], 0, [1.0])
-    slowly = []
-    for _ in range(21):
-        slowly = narrowed(text, slowly, 1)
-    assert [(sorted(step.places), step.order) for step in slowly] == steps
 
 
 # ---- limits of the arrays

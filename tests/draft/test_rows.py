@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.draft.drafter import Drafter, as_parallel
+from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.priors import formula
 from lookahead.draft.tree import DraftTree
 from tests.support.drafts import answered, paths_of
-from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
 
@@ -51,22 +50,6 @@ def matched(row):
 
 
 # ---- limits
-def test_budget_and_branch_length_are_used_up_where_text_allows_it():
-    row = drafter_of().start([1, 2, 3, 4, 5] * 20)
-    assert row.draft().draft_tokens == 63
-    assert row.draft(7).draft_tokens == 7
-    assert row.draft(7, 2).depths().max() == 2
-    assert row.draft(budget=99).draft_tokens == 63
-    assert row.draft(0).draft_tokens == row.draft(5, 0).draft_tokens == 0
-
-
-def test_single_follows_the_most_probable_child_of_each_node():
-    text = copied_text(0, 200)
-    tree = drafter_of().start(text).draft(branch_length=1)
-    chained = drafter_of(strategy="single").start(text).draft()
-    assert chained.is_chain()
-    assert chained.draft_tokens > 3
-    assert chained.token_ids[1] == tree.token_ids[1]
 
 
 def test_price_of_the_options_is_the_default():
@@ -77,45 +60,7 @@ def test_price_of_the_options_is_the_default():
     assert dear.draft(price=1.0).draft_tokens == 0
 
 
-def test_parallel_drafts_the_branches_of_the_hierarchical_tree():
-    text = [1, 2, 1, 3, 1, 4, 1]
-    tree = drafter_of().start(text).draft(40)
-    assert same(drafter_of(strategy="parallel").start(text).draft(40), as_parallel(tree, 40))
-    assert not same(tree, as_parallel(tree, 40))
-
-
-def test_drafts_are_the_same_in_every_run(make_trie):
-    tries = [make_trie([copied_text(seed, 200, 9)], name=f"{seed}.trie") for seed in range(2)]
-    trees = []
-    for run in range(3):
-        np.full(5_000_000, run, np.int32)  # what memory that nobody wrote would hold
-        drafter = drafter_of(*tries, session_tokens=300)
-        trees.append([])
-        for number in range(4):
-            text = copied_text(number, 300, 9)
-            row = drafter.start(text[:40])
-            for begin in range(40, 300, 13):
-                trees[-1].append(row.draft())
-                row.accept(text[begin : begin + 13])
-            row.finish()
-    assert all(same(one, other) for others in trees[1:] for one, other in zip(trees[0], others, strict=True))
-
-
 # ---- whose text is drafted
-def test_what_is_not_learned_from_is_drafted_from_all_the_same():
-    drafter = drafter_of()
-    row = drafter.start([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
-    before = drafter.shared.earned.copy()
-    row.accept([4, 5, 6], learn=False)
-    assert np.array_equal(drafter.shared.earned, before)
-    assert row.draft(branch_length=1).token_ids.tolist()[:2] == [6, 7]
-    row.accept([7])
-    assert not np.array_equal(drafter.shared.earned, before)
-
-
-def test_first_token_of_the_output_is_none_of_the_prompt():
-    paths, names = drafted(drafter_of(), [1, 2], [3, 1, 2], branch_length=1)
-    assert (paths[0], names[0]) == ((3,), "output")
 
 
 def test_match_of_a_node_is_how_much_of_its_context_its_place_agrees_with(make_trie):
@@ -124,52 +69,6 @@ def test_match_of_a_node_is_how_much_of_its_context_its_place_agrees_with(make_t
     matches = dict(zip(paths_of(tree), tree.matches.tolist(), strict=True))
     assert [matches[path] for path in ((), (5,), (5, 6), (5, 6, 7))] == [0, 3, 4, 5]
     assert matches[9,] == 0  # common, whatever stands before
-
-
-def test_match_in_the_own_text_is_told_in_tokens():
-    text = list(range(10, 40))
-    row = drafter_of(strategy="single").start([*text, 1, *text[:5]])
-    assert row.draft(3).matches.tolist() == [0, 5, 6, 7]
-    row.accept(text[5:20])
-    assert row.draft(3).matches.tolist() == [0, 20, 21, 22]
-
-
-def test_text_that_weighs_nothing_spoils_no_draft(make_trie):
-    tries = [make_trie([[1, 2, 3], [1, 2, 4]], name=f"{number}.trie") for number in range(2)]
-    row = drafter_of(*tries, weights=[0.0, 0.0]).start([1, 2, 9, 1])
-    tree = row.draft()
-    assert paths_of(tree)[1] == (2,)
-    assert 0 < tree.probabilities[-1] <= tree.probabilities[1] < 1
-    row.accept([2, 3, 1, 2, 3])
-    assert np.isfinite(row.drafter.shared.lambdas).all()
-    assert np.isfinite(row.drafter.rows.reach).all()
-    assert np.isfinite(row.drafter.shared.trust[:, :2]).all()
-
-
-def test_branches_of_all_segments_of_a_trie_are_drafted_and_attributed_to_it(tmp_path):
-    build_ids(tmp_path / "x.trie", [[1, 2, 3]])
-    trie = append_ids(tmp_path / "x.trie", [[1, 2, 4], [5, 6]])
-    drafter = drafter_of(trie, session_tokens=0)
-    paths, names = drafted(drafter, [1])
-    assert {(2,), (2, 3), (2, 4)} <= set(paths)
-    assert {names[paths.index(path)] for path in ((2,), (2, 3), (2, 4))} == {"trie:x"}
-    assert drafted(drafter, [9, 8, 7, 5])[0][0] == (6,)
-
-
-def test_branch_does_not_run_into_the_next_document(make_trie):
-    drafter = drafter_of(make_trie([[1, 2, 3], [4, 5, 6]]))
-    row = drafter.start([9, 1, 2])
-    assert matched(row) == {3}
-    row.accept([3])
-    assert matched(row) == set()
-    row.accept([7])  # nothing was broken: there was nothing left to say
-    assert matched(row) == set()
-    answered(drafter, [9], [1, 2, 3, 8])
-    answered(drafter, [9], [4])
-    row = drafter.start([0, 2, 3])
-    assert matched(row) == {8}
-    row.accept([8])
-    assert matched(row) == set()
 
 
 @pytest.mark.parametrize("vocabulary", [65_535, 150_001])
@@ -208,23 +107,6 @@ def test_match_broken_by_one_token_goes_on_behind_it(make_trie):
     assert matched(row) == {6}
 
 
-def test_place_of_a_broken_match_is_given_up_when_it_has_missed_four_times(make_trie):
-    text = list(range(1, 31))
-    row = drafter_of(make_trie([text], 60)).start([1, 2, 3])
-    row.accept([40])
-    for said in (41, 42):
-        row.accept([said])
-        assert matched(row) == {text[2 + said - 38]}
-    row.accept([43])
-    assert matched(row) == set()
-    # Breaking again and again counts, too.
-    row = drafter_of(make_trie([text], 60)).start([1, 2, 3])
-    row.accept([40, 5, 6, 7, 41, 9, 10, 11, 42, 13, 14, 15, 43])
-    assert matched(row) == {17}
-    row.accept([44])
-    assert matched(row) == set()
-
-
 # ---- rows
 def start_rows(drafter, count):
     rows = []
@@ -233,22 +115,6 @@ def start_rows(drafter, count):
         rows.append(drafter.start(text[:50]))
         rows[-1].accept(text[50:])
     return rows
-
-
-def test_rows_that_come_later_change_nothing_for_those_that_run():
-    drafter = drafter_of()
-    trees = []
-    for count in range(1, 7):  # the arrays of all rows are made anew for the 2nd, 3rd and 5th
-        trees.append(start_rows(drafter, count)[-1].draft())
-    rows = start_rows(drafter_of(), 6)
-    lone = [drafter_of() for _ in range(6)]
-    for number, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-        assert len({r.number for r in rows}) == 6
-        text = copied_text(number, 80 + 7 * number)
-        other = lone[number].start(text[:50])
-        assert len(other.text) == 50
-        assert row.text.tolist() == text
-        assert row.draft().token_ids[0] == tree.token_ids[0] == text[-1]
 
 
 def test_output_of_one_row_is_drafted_for_the_others_as_soon_as_it_is_finished():
@@ -300,12 +166,6 @@ def test_row_is_used_again_and_knows_nothing_of_the_request_before():
 
 
 # ---- long texts
-def test_long_prompt_is_copied_from_its_newest_place_of_the_longest_match():
-    text = np.random.default_rng(0).integers(0, 50, 3000).tolist()
-    row = drafter_of(strategy="single").start([*text, *text[1000:1012]])
-    assert row.draft(20).token_ids[1:].tolist() == text[1012:1032]
-    row.accept(text[1012:1030])
-    assert row.draft(20).token_ids[1:].tolist() == text[1030:1050]
 
 
 def test_text_that_outgrows_its_arrays_is_drafted_as_one_that_had_room_from_the_beginning():
@@ -355,20 +215,6 @@ def test_warming_up_teaches_a_drafter_nothing(make_trie):
     assert len(drafter.session) == 0
     assert np.array_equal(drafter.shared.lambdas, formula().lambdas)
     assert not drafter.shared.counted.any()
-
-
-def test_what_proves_right_is_believed_more():
-    """Own text says 2 behind 1; the job's outputs say 3. What comes true wins, again and again."""
-    for right in (2, 3):
-        drafter = drafter_of()
-        answered(drafter, [0], [1, 3])
-        row = drafter.start([1, 2])
-        for _ in range(40):
-            row.accept([1])
-            tree = row.draft(branch_length=1)
-            row.accept([right])
-        assert tree.token_ids[1] == right
-        assert tree.probabilities[1] > 0.8
 
 
 def test_sample_of_a_prompt_drafts_from_what_the_others_have_emitted_so_far():

@@ -189,21 +189,6 @@ def test_perfect_source_raises_the_edl_and_is_credited(target, answers, batch_si
     assert by_source > 0.8 * sum(generation.accepted_tokens for generation in done)
 
 
-def test_trust_follows_what_is_accepted(answers):
-    """What a wrong source proposes sinks to nearly nothing, what a perfect one proposes rises to nearly 1."""
-    pairs = [(prompt, answer) for prompt, answer in answers if len(answer) > 8] * 4
-    for propose, low, high in ((perfect, 0.9, 1.0), (wrong, 0.0, 0.05)):
-        drafter = Drafter(
-            [], DraftOptions(decoding_length=8, session_tokens=0, adaptive=False), sources=Source(answers, propose)
-        )
-        replay_with(drafter, pairs)
-        row = drafter.start(pairs[0][0])
-        tree = row.draft()
-        mine = tree.probabilities[tree.sources == drafter.source_names.index("mine")]
-        assert len(mine) > 0 or propose is wrong
-        assert all(low <= each <= high for each in mine[:1])
-
-
 def test_wrong_source_costs_hardly_any_edl(answers):
     """Its branches lose against ours as soon as it is known."""
     pairs = [(prompt, answer) for prompt, answer in answers] * 6
@@ -211,13 +196,6 @@ def test_wrong_source_costs_hardly_any_edl(answers):
     alone = replay_with(Drafter([], options), pairs)
     beside = replay_with(Drafter([], options, sources=[Source(answers, wrong)]), pairs)
     assert beside.edl > 0.97 * alone.edl
-
-
-def test_merged_trees_do_not_count_in_our_calibration(answers):
-    for propose, counts in ((perfect, False), (SOURCES["empty"], True)):
-        drafter = Drafter([], DraftOptions(adaptive=False), sources=[Source(answers, propose)])
-        replay_with(drafter, answers)
-        assert bool(drafter.calibration.counted.sum() > 0) is counts
 
 
 class OnlyEven:

@@ -79,23 +79,6 @@ def test_buffers_grow_where_old_and_new_ones_do_not_fit_side_by_side(target, dev
     assert len(made) == 2
 
 
-def test_buffers_stay_where_they_are_from_the_first_forward_on(target, monkeypatch):
-    places, forward = set(), PackedSlots._logits
-
-    def watched(slots, *given):
-        scores = forward(slots, *given)
-        places.update((index, layer.keys.data_ptr(), layer.values.data_ptr()) for index, layer in enumerate(slots.cache.layers))
-        return scores
-
-    made = _reservations(monkeypatch)
-    monkeypatch.setattr(PackedSlots, "_logits", watched)
-    engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 3)
-    requests = [engine.request([*range(3, 20 + row)], 25) for row in range(9)]
-    assert len(list(engine.run(requests))) == 9
-    assert len(places) == target.text_config.num_hidden_layers
-    assert len(made) == 1
-
-
 def _reservations(monkeypatch):
     """A list that grows with each call of `SlotCache.reserve`."""
     made, reserve = [], SlotCache.reserve

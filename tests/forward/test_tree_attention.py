@@ -157,13 +157,6 @@ def test_threads_change_no_bit():
         torch.set_num_threads(before)
 
 
-def test_queries_need_not_lie_side_by_side():
-    step = Step([[-1, 0, 0], [-1]], [9, 5])
-    keys, values = buffers(step, 2, (16, 16), torch.float32)
-    spread = torch.randn(4, 4, 32)[:, :, :16]
-    assert op(spread, keys, values, step.meta(), 0.2).equal(op(spread.contiguous(), keys, values, step.meta(), 0.2))
-
-
 def test_lines_of_a_branch_say_what_the_documentation_says():
     step = Step([[-1, 0, 1, 1]], [100], filling=1)
     assert step.meta()[3].tolist() == [0, 100, 3, 1, 2, 0, 102, 4, -1]

@@ -14,24 +14,19 @@ def usual() -> None:
     """Kernels of drafting, the budget and tries of most vocabularies."""
     from lookahead.job.compile_groups import COMPILE
 
-    COMPILE["drafting"]()
-    COMPILE["budget"]()
-    COMPILE["steps"]()
+    for group in ("drafting", "budget", "steps"):
+        COMPILE[group]()
     _edit_tries(1000)
 
 
 def drafts() -> None:
-    """Kernels of drafting and tries. Those of large vocabularies come behind the others, with which they share some."""
-    from lookahead.job.compile_groups import COMPILE
-
-    COMPILE["drafting"]()
-    COMPILE["steps"]()
-    _edit_tries(1000)
+    """Kernels of drafting and tries. Those of large vocabularies come after the others, with which they share some."""
+    usual()
     _edit_tries(70_000)
 
 
 def forwards() -> None:
-    """Kernels of float32 forwards first; those of halves, quantized models and the budget."""
+    """Kernels of float32 forwards first, then those of halves and quantized models."""
     from lookahead.backends.cpu import attention_kernel, panel_kernel, quantized_cache_code
     from lookahead.draft import best_kernel
     from lookahead.job import compile_groups
@@ -41,19 +36,13 @@ def forwards() -> None:
     of_x86 = (panel_kernel.INT8, panel_kernel.INT4) if platform.machine() == "x86_64" else ()
     for kind in (panel_kernel.BFLOAT16, panel_kernel.FLOAT16, *of_x86):
         panel_kernel.multiplier_of(kind)
-    for kernel in (
-        attention_kernel.bfloat16,
-        attention_kernel.float16,
-        attention_kernel.float32_in_8_bits,
-        attention_kernel.float32_in_4_bits,
-    ):
-        c_function(kernel)
+    for name in ("bfloat16", "float16", "float32_in_8_bits", "float32_in_4_bits"):
+        c_function(getattr(attention_kernel, name))
     one, halves = np.zeros(1, np.int64), np.zeros((1, 4), np.int16)
     best_kernel.find(np.zeros((1, 2 * best_kernel.BLOCK), np.int16), one, np.int16(0x7FFF), np.zeros((1, 4), np.int32), halves)
     best_kernel.best_token(halves, np.int16(0x7FFF), 0)
     source, target = np.zeros(64, np.float32), np.zeros(256, np.uint8)
     quantized_cache_code.quantize_all(source.ctypes.data, 1, 64, target.ctypes.data, 4, True)
-    compile_groups.COMPILE["budget"]()
 
 
 def _edit_tries(vocab_size: int) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor, SynthIDTextWatermarkingConfig, WatermarkingConfig
 
-from lookahead import lookahead_generate
 from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import FIELDS
@@ -97,11 +96,6 @@ class Case:
     beside: dict[str, Any]
     rows: list[list[int]]
     prefill_chunk: int
-    by_generate: bool  # `model.generate(custom_generate=...)` in place of the engine
-
-    @property
-    def seed(self) -> int:
-        return self.number * 1000
 
 
 @functools.cache
@@ -126,32 +120,17 @@ def tokens(draw: random.Random, count: int) -> list[int]:
     return [draw.randrange(3, VOCAB_SIZE) for _ in range(count)]
 
 
-def stop_text(draw: random.Random) -> str:
-    return tokenizer().decode(tokens(draw, 1))
+def stop_texts(draw: random.Random, count: int) -> list[str]:
+    return [tokenizer().decode([token]) for token in tokens(draw, count)]
 
 
 def case(number: int) -> Case:
     draw = random.Random(number)
     architecture = list(ARCHITECTURES)[number % len(ARCHITECTURES)]
     rows = draw.sample(PROMPTS, BATCHES[number // len(ARCHITECTURES) % len(BATCHES)])
-    draft = draw.choice(DRAFTS)
-    by_generate = draw.random() < 0.2
-    own, asked = own_config(draw), asked_of_rows(draw)
-    names = draw.sample(sorted(NOT_USED), draw.choice((0, 0, 1, 2)))
-    if by_generate:
-        own.pop("stop_strings", None)  # transformers does not hand the tokenizer on
-        names = []
-    return Case(
-        number,
-        architecture,
-        draft,
-        own,
-        asked,
-        {name: NOT_USED[name] for name in names},
-        rows,
-        draw.choice((6, 512)),
-        by_generate,
-    )
+    draft, own, asked = draw.choice(DRAFTS), own_config(draw), asked_of_rows(draw)
+    beside = {name: NOT_USED[name] for name in draw.sample(sorted(NOT_USED), draw.choice((0, 0, 1, 2)))}
+    return Case(number, architecture, draft, own, asked, beside, rows, draw.choice((6, 512)))
 
 
 def own_config(draw: random.Random) -> dict[str, Any]:
@@ -163,7 +142,7 @@ def own_config(draw: random.Random) -> dict[str, Any]:
     )
     fields = {
         "eos_token_id": lambda: draw.choice([None, END, [END, *tokens(draw, 2)], tokens(draw, 20)]),
-        "stop_strings": lambda: draw.choice([stop_text(draw), [stop_text(draw), stop_text(draw)]]),
+        "stop_strings": lambda: draw.choice([stop_texts(draw, 1)[0], stop_texts(draw, 2)]),
         "min_length": lambda: draw.randrange(1, 30),
         "min_new_tokens": lambda: draw.randrange(0, NEW_TOKENS + 2),
         "forced_bos_token_id": lambda: draw.randrange(VOCAB_SIZE),
@@ -217,7 +196,7 @@ def asked_of_rows(draw: random.Random) -> dict[str, Any]:
         "min_new_tokens": lambda: draw.randrange(0, NEW_TOKENS + 2),
         "bad_words_ids": lambda: [tokens(draw, draw.choice((1, 2))) for _ in range(15)],
         "logit_bias": lambda: dict.fromkeys(tokens(draw, 5), draw.choice([3.0, -4.0])),
-        "stop": lambda: [stop_text(draw) for _ in range(3)],
+        "stop": lambda: stop_texts(draw, 3),
         "stop_token_ids": lambda: tokens(draw, 10),
         "processors": lambda: [Wandering()],
     }
@@ -239,12 +218,10 @@ def arguments(found: Case, prompt_length: int) -> dict[str, Any]:
         wishes |= UNLIMITED if wishes["do_sample"] else {}
     elif "temperature" in asked:
         wishes["do_sample"] = bool(asked["temperature"])
-    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    for name in (*names, "repetition_penalty", "no_repeat_ngram_size", "min_new_tokens", "bad_words_ids"):
         if name in asked and (name != "temperature" or asked[name]):
-            wishes[name] = float(asked[name]) if name == "temperature" else asked[name]
-    for name in ("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens", "bad_words_ids"):
-        if name in asked:
-            wishes[name] = float(asked[name]) if name == "repetition_penalty" else asked[name]
+            wishes[name] = float(asked[name]) if name in ("temperature", "repetition_penalty") else asked[name]
     if "logit_bias" in asked:
         bias = own.get("sequence_bias") or {}
         bias = {tuple(ids): value for ids, value in bias} if isinstance(bias, list) else bias
@@ -278,33 +255,20 @@ def configured(model: Any, fields: dict[str, Any]) -> Any:
         model.generation_config = before
 
 
-def own_of_truth(found: Case) -> dict[str, Any]:
-    """The model's config but for what would go into sampling that is not to be the model's: top_h cannot be switched off."""
-    drop = ("top_h",) if found.asked["sampling"] == "greedy" else ()
-    return {name: value for name, value in found.own.items() if name not in drop}
-
-
-def said(call: Any) -> Any:
-    """What it returns, or "fails"."""
-    try:
-        return call()
-    except Exception:  # some configs make no sense, to both
-        return "fails"
-
-
 def expected_rows(found: Case) -> list[Any]:
-    """Row by row: as many ids as were said, or "fails"."""
-    model = target_of(found.architecture).model
-
-    def row(prompt: list[int], seed: int) -> list[int]:
-        torch.manual_seed(seed)
-        text = torch.tensor([prompt])
-        wishes = arguments(found, len(prompt))
-        output = model.generate(text, attention_mask=torch.ones_like(text), tokenizer=tokenizer(), **wishes)
-        return output[0, len(prompt) :].tolist()
-
-    with configured(model, own_of_truth(found)):
-        return [said(lambda p=prompt, n=n: row(p, found.seed + n)) for n, prompt in enumerate(found.rows)]
+    """Row by row: as many ids as were emitted, or "fails", as some configs make no sense."""
+    model, rows = target_of(found.architecture).model, list[Any]()
+    drop = ("top_h",) if found.asked["sampling"] == "greedy" else ()  # it cannot be switched off by an argument
+    with configured(model, {name: value for name, value in found.own.items() if name not in drop}):
+        for number, prompt in enumerate(found.rows):
+            torch.manual_seed(found.number * 1000 + number)
+            text, wishes = torch.tensor([prompt]), arguments(found, len(prompt))
+            try:
+                output = model.generate(text, attention_mask=torch.ones_like(text), tokenizer=tokenizer(), **wishes)
+                rows.append(output[0, len(prompt) :].tolist())
+            except Exception:
+                rows.append("fails")
+    return rows
 
 
 def rows_of_engine(found: Case, expected: list[Any]) -> list[Any]:
@@ -318,9 +282,8 @@ def rows_of_engine(found: Case, expected: list[Any]) -> list[Any]:
         except ModelError:
             return ["fails"] * len(found.rows)
         for _ in range(2 if found.draft == "own" else 1):  # the second time the drafter knows the answers
-            requests = [engine.request(ids, NEW_TOKENS, sampling, found.seed + n) for n, ids in enumerate(found.rows)]
-            for _ in engine.run(iter(requests)):
-                pass
+            requests = [engine.request(ids, NEW_TOKENS, sampling, found.number * 1000 + n) for n, ids in enumerate(found.rows)]
+            list(engine.run(requests))
     return ["fails" if request.error else request.token_ids for request in requests]
 
 
@@ -334,32 +297,8 @@ def drafter(found: Case, expected: list[Any]) -> Any:
     return KnownAnswer(answers, proposals[found.draft])
 
 
-def batch_by_generate(found: Case) -> tuple[Any, Any]:
-    """(what `generate` returns for all rows at once, what it returns with lookahead)."""
-    model = target_of(found.architecture).model
-    width = max(map(len, found.rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in found.rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in found.rows])
-
-    def call(**own: Any) -> list[list[int]]:
-        torch.manual_seed(found.seed)
-        wishes = arguments(found, width)
-        if len(found.rows) > 1:  # they know one row
-            wishes["logits_processor"] = []
-        output: torch.Tensor = model.generate(ids, attention_mask=mask, tokenizer=tokenizer(), **wishes, **own)
-        return output.tolist()
-
-    with configured(model, own_of_truth(found)):
-        return said(call), said(lambda: call(custom_generate=lookahead_generate))
-
-
 def difference(found: Case) -> str:
     """What differs, in one line; "" if nothing does."""
-    if found.by_generate:
-        plain, ours = batch_by_generate(found)
-    else:
-        plain = expected_rows(found)
-        ours = rows_of_engine(found, plain)
-    if plain == ours:
-        return ""
-    return f"{found}: by generate {plain}, here {ours}"
+    plain = expected_rows(found)
+    ours = rows_of_engine(found, plain)
+    return "" if plain == ours else f"{found}: by generate {plain}, here {ours}"

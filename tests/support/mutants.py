@@ -11,12 +11,7 @@ import torch
 from torch import nn
 
 Mutant = Callable[[Any], object]  # changes a model in place
-# Move a tiny model less than rounding to half precision may
-HIDDEN_BY_HALF = {"bias of the last output", "scale of attention 1.001", "epsilon of a tenth"}
-
-
-def _norms(model: Any) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "variance_epsilon") or hasattr(module, "eps")]
+HIDDEN_BY_HALF = {"bias of the last output"}  # moves a tiny model less than rounding to half precision may
 
 
 def _middle(model: Any) -> Any:
@@ -39,32 +34,16 @@ class _After(nn.Module):
         return self.change(self.layer(*given))
 
 
-def _scale_epsilon(factor: float) -> Mutant:
-    def mutate(model: Any) -> None:
-        for norm in _norms(model):
-            name = "variance_epsilon" if hasattr(norm, "variance_epsilon") else "eps"
-            setattr(norm, name, getattr(norm, name) * factor)
-
-    return mutate
+def _scale_epsilon(model: Any) -> None:
+    for norm in model.modules():
+        for name in {"variance_epsilon", "eps"} & vars(norm).keys():
+            setattr(norm, name, getattr(norm, name) * 10)
 
 
 def _change_frequencies(change: Callable[[torch.Tensor, int], torch.Tensor]) -> Mutant:
     def mutate(model: Any) -> None:
         rotary = model.model.rotary_emb
         rotary.inv_freq = change(rotary.inv_freq, len(rotary.inv_freq))
-
-    return mutate
-
-
-def _rebased(frequencies: torch.Tensor, factor: float) -> torch.Tensor:
-    count = len(frequencies)
-    return frequencies * factor ** (-torch.arange(count) / count)
-
-
-def _scale_attention(factor: float, last_only: bool = False) -> Mutant:
-    def mutate(model: Any) -> None:
-        for layer in model.model.layers[-1 if last_only else 0 :]:
-            layer.self_attn.scaling *= factor
 
     return mutate
 
@@ -77,11 +56,8 @@ def _each_layer(change: Callable[[Any], None]) -> Mutant:
     return mutate
 
 
-def _exchange(one: Any, other: Any, *names: str) -> None:
-    for name in names:
-        ours, theirs = getattr(one, name), getattr(other, name)
-        setattr(one, name, theirs)
-        setattr(other, name, ours)
+def _scale_attention(layer: Any) -> None:
+    layer.self_attn.scaling *= 1.05
 
 
 def _exchange_within(owner: Any, first: str, second: str) -> None:
@@ -90,10 +66,11 @@ def _exchange_within(owner: Any, first: str, second: str) -> None:
     setattr(owner, second, one)
 
 
-def _two(model: Any) -> tuple[Any, Any]:
-    """The middle layer and the one before."""
+def _exchange_layers(model: Any) -> None:
+    """The MLP of the middle layer and of the one before."""
     middle = len(model.model.layers) // 2
-    return model.model.layers[middle], model.model.layers[middle - 1]
+    one, other = model.model.layers[middle], model.model.layers[middle - 1]
+    one.mlp, other.mlp = other.mlp, one.mlp
 
 
 def _add_bias(linear: nn.Linear, size: float) -> None:
@@ -128,59 +105,29 @@ def _separate_head(model: Any) -> None:
     model.lm_head.weight = nn.Parameter(weight + 0.05 * weight.std() * torch.randn_like(weight))
 
 
-def _embedding_as_head(model: Any) -> None:
-    model.lm_head.weight = nn.Parameter(model.model.embed_tokens.weight.detach().roll(1, 0).clone())
-
-
 def _head_bias(model: Any) -> None:
     model.lm_head.bias = nn.Parameter(torch.linspace(-0.5, 0.5, model.lm_head.out_features).to(model.dtype))
 
 
 MUTANTS: dict[str, Mutant] = {
-    "rope base times 2": _change_frequencies(lambda f, n: _rebased(f, 2)),
-    "rope base times 1.05": _change_frequencies(lambda f, n: _rebased(f, 1.05)),
+    "rope base times 1.05": _change_frequencies(lambda f, n: f * 1.05 ** (-torch.arange(n) / n)),
     "rope scaled linearly": _change_frequencies(lambda f, n: f / 2),
     "rope of half the width": _change_frequencies(lambda f, n: torch.where(torch.arange(n) < n // 2, f, torch.zeros(()))),
-    "rope frequencies backwards": _change_frequencies(lambda f, n: f.flip(0)),
-    "rope's sign": _change_frequencies(lambda f, n: -f),
-    "epsilon times 10": _scale_epsilon(10),
-    "epsilon times 100": _scale_epsilon(100),
-    "epsilon of a tenth": _scale_epsilon(0.1),
-    "scale of attention 1.001": _scale_attention(1.001),
-    "scale of attention 1.05": _scale_attention(1.05),
-    "scale of attention 2": _scale_attention(2),
-    "scale of attention in the last layer 1.2": _scale_attention(1.2, last_only=True),
-    "attention without a scale": _each_layer(lambda layer: setattr(layer.self_attn, "scaling", 1.0)),
-    "no last norm": lambda model: setattr(model.model, "norm", nn.Identity()),
+    "epsilon times 10": _scale_epsilon,
+    "scale of attention 1.05": _each_layer(_scale_attention),
     "no norm in a layer": lambda model: setattr(_middle(model), "post_attention_layernorm", nn.Identity()),
-    "norms' weights and one": lambda model: [norm.weight.data.add_(1) for norm in _norms(model)],
     "norms exchanged": _each_layer(lambda layer: _exchange_within(layer, "input_layernorm", "post_attention_layernorm")),
-    "bias of queries": _each_layer(lambda layer: _add_bias(layer.self_attn.q_proj, 0.05)),
     "bias of values in a layer": lambda model: _add_bias(_middle(model).self_attn.v_proj, 0.02),
     "bias of the last output": lambda model: _add_bias(_last(model).mlp.down_proj, 1e-3),
     "bias of the head": _head_bias,
     "soft cap of scores": _cap_scores,
-    "scores scaled": lambda model: _after(model, "lm_head", lambda scores: scores * 1.1),
-    "embedding scaled": lambda model: _after(model.model, "embed_tokens", lambda rows: rows * rows.shape[-1] ** 0.5),
     "embedding scaled a little": lambda model: _after(model.model, "embed_tokens", lambda rows: rows * 1.02),
-    "heads of queries in another order": lambda model: _flip_heads(
-        _middle(model).self_attn.q_proj, _middle(model).self_attn.head_dim
-    ),
     "heads of keys in another order": lambda model: _flip_heads(_last(model).self_attn.k_proj, _last(model).self_attn.head_dim),
     "keys for values": _each_layer(lambda layer: setattr(layer.self_attn, "v_proj", layer.self_attn.k_proj)),
-    "sign of what attention gives": lambda model: _middle(model).self_attn.o_proj.weight.data.neg_(),
     "attention of a layer skipped": lambda model: _last(model).self_attn.o_proj.weight.data.zero_(),
-    "last layer skipped": lambda model: [
-        each.weight.data.zero_() for each in (_last(model).self_attn.o_proj, _last(model).mlp.down_proj)
-    ],
-    "weights of two layers exchanged": lambda model: _exchange(*_two(model), "mlp"),
-    "weights of attention of two layers exchanged": lambda model: _exchange(
-        *(layer.self_attn for layer in _two(model)), "q_proj", "k_proj", "v_proj", "o_proj"
-    ),
+    "weights of two layers exchanged": _exchange_layers,
     "norms of queries and keys": _each_layer(lambda layer: _norm_heads(layer.self_attn)),
-    "another activation": _each_layer(lambda layer: setattr(layer.mlp, "act_fn", nn.GELU())),
     "another activation in the last layer": lambda model: setattr(_last(model).mlp, "act_fn", nn.GELU()),
     "gate and up exchanged": _each_layer(lambda layer: _exchange_within(layer.mlp, "gate_proj", "up_proj")),
     "a head of its own": _separate_head,
-    "embedding for the head": _embedding_as_head,
 }

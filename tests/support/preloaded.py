@@ -6,7 +6,6 @@ for stdin, stdout and stderr. Out: on each connection a line with the PID, and a
 The program runs as `python -c CODE ARGUMENTS` does, to the end of its interpreter. This process ends when its stdin does.
 """
 
-import array
 import contextlib
 import importlib
 import json
@@ -73,11 +72,10 @@ def serve(path: str) -> Task:
 
 def received(connection: socket.socket) -> tuple[Task, list[int]]:
     """A task, and its files."""
-    data, ancillary, _, _ = connection.recvmsg(MOST_BYTES, socket.CMSG_SPACE(3 * array.array("i").itemsize))
-    files = array.array("i", ancillary[0][2])
+    data, files, _, _ = socket.recv_fds(connection, MOST_BYTES, 3)
     while not data.endswith(b"\n"):
         data += connection.recv(MOST_BYTES)
-    return json.loads(data), list(files)
+    return json.loads(data), files
 
 
 def keep(pid: int, connection: socket.socket, files: list[int]) -> None:

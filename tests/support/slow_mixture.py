@@ -1,12 +1,11 @@
 """What `lookahead.draft` is to draft, in plain Python: matches by search through all of the text, the mixture, what is learned.
 
-Written for short texts, from the method as the modules tell it; constants and the layout of cells and factors are theirs.
+Written for short texts, from the method as the modules tell it; constants, and the layout of cells and factors, are theirs.
 Numbers are float32 where the kernels hold float32 (F), so that one on the border of two buckets falls on the same side.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -18,26 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.draft import mixture
+from lookahead.draft import cells, mixture
 from lookahead.draft.arrays import COMMONNESS, EXPERTS, LEADERS, MOST_SAMPLED, SKIPPED, STEPS
-from lookahead.draft.cells import (
-    ALIGNED,
-    BINARY,
-    COUNTS,
-    HITS,
-    MISSES,
-    NEVER,
-    ORDERS,
-    RANKED,
-    RANKS,
-    RECYCLED,
-    RECYCLED_CELLS,
-    SEENS,
-    SESSION,
-    SHARES,
-    SKIP_CELLS,
-    UNPLACED,
-)
+from lookahead.draft.cells import BINARY, NEVER, ORDERS, OTHER, OWN, SKIP_CELLS, order_bucket
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.experts import RESOLUTION
 from lookahead.draft.planner import MIN_REMAINING_MASS
@@ -45,9 +27,7 @@ from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
 
 F = np.float32
-OWN, OTHER = 0, 1
 OWN_TEXT = -1  # among the texts that an aligned place may stand in
-PROMPT, OUTPUT = 0, 1
 END = 1 << 40  # closes each document; sorts behind every token
 ZERO, ONE = F(0), F(1)
 NOTHING = F(2.0**-24)  # path probability below which nothing is drafted
@@ -183,34 +163,8 @@ class Guess:
     most: Any = ZERO  # that one expert gives
     offer: tuple[int, int] = (-1, 0)  # of this expert
     orders: list[int] = dataclasses.field(default_factory=lambda: [NEVER, NEVER])  # at which own and other say it first
-    recycled: int = UNPLACED
+    recycled: int = cells.UNPLACED
     factors: tuple[int, ...] = ()
-
-
-def order_bucket(order: int) -> int:
-    return bisect.bisect_right([1, 2, 3, 4, 6, 9, 17], order)
-
-
-def cell_of(order: int, group: int, count: Any, share: Any) -> int:
-    count_bucket = bisect.bisect_right([1.5, 2.5, 4.5, 9.5, 29.5, 149.5], count)
-    return int(np.ravel_multi_index((order, group, count_bucket, share_bucket(share), 0), (ORDERS, 2, COUNTS, SHARES, RANKS)))
-
-
-def share_bucket(share: Any) -> int:
-    return [share > 0.999, share > 0.7, share > 0.35, True].index(True)
-
-
-def seen_bucket(seen: int) -> int:
-    return bisect.bisect_right([2, 4, 10, 30], seen)
-
-
-def binary_bucket(number: int) -> int:
-    return min(BINARY - 1, number.bit_length())
-
-
-def aligned_cell(aligned: Aligned, group: int) -> int:
-    features = min(aligned.hit, HITS - 1), group, order_bucket(aligned.before), min(aligned.missed, MISSES - 1)
-    return ALIGNED + int(np.ravel_multi_index(features, (HITS, 2, ORDERS, MISSES)))
 
 
 def summed(numbers: Iterable[Any], start: Any = ZERO) -> Any:
@@ -242,7 +196,7 @@ class SlowRow:
         lead(self.top_tokens, token, len(behind), len(self.tokens) - 1)
 
     def source_of(self, place: int) -> int:
-        return PROMPT if place < self.prompt_length else OUTPUT
+        return cells.PROMPT if place < self.prompt_length else cells.OUTPUT
 
     def follows(self, place: int) -> int:
         return self.tokens[place] if place < len(self.tokens) else END
@@ -257,7 +211,7 @@ class SlowDrafter:
     def __init__(self, drafter: Drafter, tries: Sequence[tuple[list[list[list[int]]], list[list[float]]]]):
         self.drafter = drafter
         self.tries = [
-            Text.of(documents, RECYCLED + 1 + number, weights)
+            Text.of(documents, cells.RECYCLED + 1 + number, weights)
             for number, (segments, of_each) in enumerate(tries)
             for documents, weights in zip(segments, of_each, strict=True)
         ]
@@ -315,14 +269,14 @@ class SlowDrafter:
         self.texts = [*self.tries]
         for run in (recent, older) if len(older.suffixes) else (recent,):
             tokens = [token if token < len(run.first) - 1 else END for token in log]
-            self.texts.append(Text(tokens, sorted(run.suffixes.tolist()), SESSION, [1.0] * len(tokens)))
+            self.texts.append(Text(tokens, sorted(run.suffixes.tolist()), cells.SESSION, [1.0] * len(tokens)))
 
     def _lead_common(self, tokens: Sequence[int]) -> None:
         weights = self.weights.tolist()
         for token in tokens:
             counts = [weight * len(text.places_of(token)) for text, weight in zip(self.texts, weights, strict=False)]
             kind, total = token % COMMONNESS, int(sum(counts))
-            self.commonness[kind] = max(self.commonness.get(kind, 0), binary_bucket(total))
+            self.commonness[kind] = max(self.commonness.get(kind, 0), cells.binary_bucket(total))
             if sum(counts) >= 1:
                 lead(self.common, token, int(sum(counts)), self.texts[counts.index(max(counts))].source)
         total = sum(weight * len(text.positions) for text, weight in zip(self.texts, weights, strict=False))
@@ -347,7 +301,7 @@ class SlowDrafter:
             total = sum(count for _, count, _ in row.top_tokens)
             each = np.float64(1) / total
             yield Expert(
-                cell_of(0, OWN, total, row.top_tokens[0][1] * each),
+                cells.cell_of(0, OWN, total, row.top_tokens[0][1] * each, 0),
                 0,
                 OWN,
                 each,
@@ -356,7 +310,7 @@ class SlowDrafter:
             )
         if self.common:
             offers = {token: (source, 0) for token, _, source in self.common}
-            cell = cell_of(0, OTHER, 1e6, self.common_shares[self.common[0][0]])
+            cell = cells.cell_of(0, OTHER, 1e6, self.common_shares[self.common[0][0]], 0)
             yield Expert(cell, 0, OTHER, ONE, self.common_shares, offers)
 
     def _aligned(self, row: SlowRow, node: Node) -> Iterator[Expert]:
@@ -367,7 +321,8 @@ class SlowDrafter:
                 token, group, source = self.texts[number].follows(aligned.at + 1), OTHER, self.texts[number].source
             if token != END:
                 offers = {token: (source, aligned.before)}
-                yield Expert(aligned_cell(aligned, group), 0, None, ONE, {token: ONE}, offers)
+                cell = cells.aligned_cell(np.array([[dataclasses.astuple(aligned)]]), 0, 0, group)
+                yield Expert(cell, 0, None, ONE, {token: ONE}, offers)
 
     def _matching(self, row: SlowRow, node: Node, sample: Callable[[], int]) -> Iterator[Expert]:
         """Longest order first, own before other."""
@@ -408,9 +363,8 @@ class SlowDrafter:
                 counts: dict[int, Any] = {}
                 for token, count, _ in said:
                     counts[token] = counts.get(token, ZERO) + count
-                sources = {token: source for token, _, source in reversed(said)}
-                cell = SKIP_CELLS + one * SEENS + seen_bucket(len(counts))
-                yield Expert(cell, 0, None, ONE / total, counts, {token: (source, 0) for token, source in sources.items()})
+                offers = {token: (source, 0) for token, _, source in reversed(said)}
+                yield Expert(cells.skip_cell(one, len(counts)), 0, None, ONE / total, counts, offers)
 
     def _recycled_expert(self, node: Node, kind: int) -> Iterator[Expert]:
         """What stands in the drafter's table behind the context's last tokens, if anything."""
@@ -424,15 +378,14 @@ class SlowDrafter:
         weights = table.weights[place]
         held = [(token, weight) for token, weight in zip(table.tokens[place].tolist(), weights, strict=True) if weight > 0]
         each = ONE / summed(weights)
-        features = kind, seen_bucket(table.seen[place]), share_bucket(weights[0] * each), 0
         yield Expert(
-            RECYCLED_CELLS + int(np.ravel_multi_index(features, (len(KINDS), SEENS, SHARES, RANKS))),
+            cells.recycled_cell(kind, table.seen[place], weights[0] * each, 0),
             0,
             None,
             each,
             dict(held),
-            {token: (RECYCLED, 0) for token, _ in held},
-            ranked={token: int(RANKED[kind]) * (4 - min(rank, 3)) for rank, (token, _) in enumerate(held)},
+            {token: (cells.RECYCLED, 0) for token, _ in held},
+            ranked={token: int(cells.RANKED[kind]) * (4 - min(rank, 3)) for rank, (token, _) in enumerate(held)},
         )
 
     def _own_expert(self, row: SlowRow, node: Node, order: int) -> Expert:
@@ -444,7 +397,7 @@ class SlowDrafter:
             longest.setdefault(token, match)
         each = ONE / F(len(agree))
         return Expert(
-            cell_of(order, OWN, len(agree), max(counts.values()) * np.float64(each)),
+            cells.cell_of(order, OWN, len(agree), max(counts.values()) * np.float64(each), 0),
             order,
             OWN,
             each,
@@ -471,7 +424,7 @@ class SlowDrafter:
                 if here > best.get(token, ZERO):
                     best[token], offers[token] = here, (text.source, order)
         each = ONE / total
-        cell = cell_of(order_bucket(order), OTHER, total, max(counts.values(), default=ZERO) * each)
+        cell = cells.cell_of(order_bucket(order), OTHER, total, max(counts.values(), default=ZERO) * each, 0)
         return Expert(cell, order_bucket(order), OTHER, each, counts, offers)
 
     def _weighed(self, text: Text, step: Step, weight: Any, most: int) -> tuple[Any, list[tuple[int, Any]]]:
@@ -501,9 +454,9 @@ class SlowDrafter:
 
         experts = self.experts(row, node, sample)
         while rest >= floor and (expert := next(experts, None)):
-            rank = sum(cell < RECYCLED_CELLS or cell >= SKIP_CELLS for cell, _ in asked)
-            ranked = expert.cell < ALIGNED or RECYCLED_CELLS <= expert.cell < SKIP_CELLS
-            cell = expert.cell + (min(rank, RANKS - 1) if ranked else 0)
+            rank = sum(cell < cells.RECYCLED_CELLS or cell >= SKIP_CELLS for cell, _ in asked)
+            ranked = expert.cell < cells.ALIGNED or cells.RECYCLED_CELLS <= expert.cell < SKIP_CELLS
+            cell = expert.cell + (min(rank, cells.RANKS - 1) if ranked else 0)
             believed = self.lambdas[cell]
             for token, count in expert.counts.items():
                 guess = guesses.setdefault(token, Guess())
@@ -533,8 +486,8 @@ class SlowDrafter:
                 back = len(row.tokens) - max((p for p, t in enumerate(row.tokens) if t == token), default=len(row.tokens))
                 common = self.commonness.get(token % COMMONNESS, 0)
                 guess.factors = (
-                    mixture.BY_ORDERS + int(np.ravel_multi_index((own, other, longest), (NEVER + 1, NEVER + 1, ORDERS))),
-                    mixture.BY_PLACE + int(np.ravel_multi_index((binary_bucket(back), common), (BINARY, BINARY))),
+                    mixture.BY_ORDERS + (own * (NEVER + 1) + other) * ORDERS + int(longest),
+                    mixture.BY_PLACE + cells.binary_bucket(back) * BINARY + common,
                     mixture.BY_RECYCLED + 4 * guess.recycled + groups,
                     mixture.BY_LAST + 4 * (last * 40503 % mixture.LAST_TOKENS) + groups,
                     mixture.BY_TOKEN + 4 * ((token * 40503 >> 3) % mixture.TOKENS) + groups,
@@ -605,7 +558,7 @@ class SlowDrafter:
                     moved[number] = Aligned(places[0], order, missed_before + 1, 0)
             elif before and (said := follows(before.at + 1)) != END:
                 missed, hit = before.missed + (said != token), before.hit + 1 if said == token else 0
-                if missed < MISSES:
+                if missed < cells.MISSES:
                     moved[number] = Aligned(before.at + 1, before.before, missed, hit)
         return moved
 
