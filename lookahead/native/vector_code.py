@@ -147,6 +147,17 @@ class Code:
         with cgutils.for_range_slice(self.builder, ir.Constant(LONG, 0), count, ir.Constant(LONG, step), LONG) as (index, _):
             yield index
 
+    def larger(self, a: Any, b: Any) -> Any:
+        """`a` where it is above `b`, else `b`."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def reduced(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """One number of 16: combine(one half, the other), four times."""
+        for half in (8, 4, 2, 1):
+            other = self.shuffled(vector, vector, [(lane + half) % LANES for lane in range(LANES)])
+            vector = combine(other, vector)
+        return self.builder.extract_element(vector, ir.Constant(INT, 0))
+
     def folded(self, sums: list[Any]) -> Any:
         """[16] totals of 16 vectors."""
         for half in (8, 4, 2, 1):

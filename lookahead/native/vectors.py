@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from lookahead.native.vector_code import FLOAT, HALF, INT, LANES, LONG, SHORT, VECTOR, WHOLE, each_chunk, emitted
+from lookahead.native.vector_code import FLOAT, HALF, LANES, LONG, SHORT, VECTOR, WHOLE, each_chunk, emitted
 
 LEAST = -3.0e38  # below every score
 # 2 ** f for -0.5 <= f <= 0.5, lowest power last: the largest error is 2e-8
@@ -33,13 +33,6 @@ def _rows(code, key, stride, count):
     for number in [ir.Constant(LONG, lane) for lane in range(LANES)]:
         index = builder.select(builder.icmp_signed("<", number, last), number, last)
         yield builder.add(key, builder.mul(index, stride))
-
-
-def _reduced(code, vector, combine):
-    """One number of 16 lanes: combine(a, b) of halves, four times."""
-    for half in (8, 4, 2, 1):
-        vector = combine(vector, code.shuffled(vector, vector, [(lane + half) % LANES for lane in range(LANES)]))
-    return code.builder.extract_element(vector, ir.Constant(INT, 0))
 
 
 @emitted(of_kind=True)
@@ -72,7 +65,7 @@ def dot(code, query, key, width):
         builder.store(code.fma(part, code.numbers(key, at, some), builder.load(place)), place)
 
     each_chunk(code, width, [place], add)
-    return _reduced(code, builder.load(place), builder.fadd)
+    return code.reduced(builder.load(place), builder.fadd)
 
 
 @emitted(of_kind=True)
@@ -131,16 +124,13 @@ def largest(code, scores, count):
     builder = code.builder
     place = code.variable(VECTOR, code.constant(LEAST))
 
-    def larger(new, most):
-        return builder.select(builder.fcmp_ordered(">", new, most), new, most)
-
     def add(sums, at, some):
         where, most = code.at(scores, at, 4), builder.load(place)
         new = code.load(where) if some is None else code.masked(where, code.below(some), most)
-        builder.store(larger(new, most), place)
+        builder.store(code.larger(new, most), place)
 
     each_chunk(code, count, [place], add)
-    return _reduced(code, builder.load(place), larger)
+    return code.reduced(builder.load(place), code.larger)
 
 
 @emitted(most=types.float32)
