@@ -213,11 +213,11 @@ class Resources(OptionGroup):
 
     def effort(self, progress: Progress | None = None) -> Effort:
         """Of a build, merge or prune."""
-        from lookahead.trie.segment import Effort, no_progress
+        from lookahead.trie.segment import Effort
         from lookahead_cli.render import notice
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return Effort(size_in_bytes(self.max_memory), self.workers or cores, progress or no_progress, notice)
+        return Effort(size_in_bytes(self.max_memory), self.workers or cores, progress or Effort.progress, notice)
 
 
 def with_address(typed: Sequence[str]) -> list[str]:

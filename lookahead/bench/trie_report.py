@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import tempfile
@@ -16,7 +15,6 @@ import numpy as np
 from lookahead.bench.options import InspectOptions
 from lookahead.bench.replay import ReplayResult, replay
 from lookahead.corpus.read import first_documents
-from lookahead.draft import own_text, planner
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Evidence, evidence
 from lookahead.draft.options import DraftOptions
@@ -24,16 +22,12 @@ from lookahead.draft.tree import DraftTree
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.files.hub import tokenizer_of_trie
 from lookahead.job.events import COMPILING
-from lookahead.native.interpreted import interpreting
 from lookahead.tokenizer import identity, load_tokenizer
-from lookahead.trie import search, stats
+from lookahead.trie import stats
 from lookahead.trie.check import checked_documents, checked_tokens
 from lookahead.trie.file import Match, Trie
 from lookahead.trie.prune import prune_trie
 from lookahead.trie.segment import Effort
-
-# Tokens of a tree, of a context and of a vocabulary up to which Python makes a draft sooner than its kernels are compiled.
-MOST_INTERPRETED, MOST_CONTEXT, MOST_VOCABULARY = 128, 2_000, 20_000
 
 OF_SOURCES = ("name", "documents", "tokens", "weight")
 MORE_BRANCHES = 8  # for each that is shown, as many are looked at
@@ -94,8 +88,7 @@ class TrieReport:
         return value
 
     def _query_json(self, drafted: Drafted) -> dict[str, Any]:
-        with interpreting(search.matching_range, search.child_ranges):
-            match, continuations = stats.continuations(self.trie, drafted.context)
+        match, continuations = stats.continuations(self.trie, drafted.context)
         return {
             "text": self.asked.query,
             "match_length": match.length,
@@ -137,16 +130,16 @@ def report_on(trie: Trie, asked: InspectOptions, effort: Effort, with_spinner: W
     context = ids_of(query, trie, loaded) if query is not None else None
     most = MORE_BRANCHES * asked.top
     seen: stats.Overview = with_spinner(lambda: stats.overview(trie, most=most, effort=effort), "Reading the trie ...")
-    with interpreting(search.matching_range):  # without those that most often begin documents, if there are others
-        inside = (branch for branch in seen.top if not stats.begins_documents(trie, branch[0]))
-        top = list(itertools.islice(inside, asked.top)) or seen.top[: asked.top]
+    # Without those that most often begin documents, if there are others.
+    inside = (branch for branch in seen.top if not stats.begins_documents(trie, branch[0]))
+    top = list(itertools.islice(inside, asked.top)) or seen.top[: asked.top]
     found: dict[str, Any] = {"seen": dataclasses.replace(seen, top=top)}
     if path is not None:
         found["replayed"] = with_spinner(lambda: coverage([trie], path, loaded), COMPILING)
         if asked.plot is not None:
             found["curve"] = with_spinner(lambda: capacity_curve(trie, path, loaded, effort), "Pruning to rising sizes ...")
     if context is not None:
-        found["drafted"] = with_spinner(lambda: draft_after(trie, context, asked.decoding_length), "Drafting ...")
+        found["drafted"] = with_spinner(lambda: draft_after(trie, context, asked.decoding_length), COMPILING)
     return TrieReport(trie, asked, loaded, **found)
 
 
@@ -168,16 +161,11 @@ def ids_of(query: str, trie: Trie, tokenizer: Any | None) -> np.ndarray:
 
 def draft_after(trie: Trie, context: np.ndarray, decoding_length: int) -> Drafted:
     """The tree that a request whose prompt is `context` drafts first, in a job that has not answered anything yet."""
-    kernels = [planner.grow_rows, planner.find_roots, own_text.append_tokens, search.matching_range]
-    if trie.header.vocab_size <= MOST_VOCABULARY:
-        kernels.append(own_text.update_top_tokens)
-    few = decoding_length <= MOST_INTERPRETED and len(context) <= MOST_CONTEXT
-    with interpreting(*kernels) if few else contextlib.nullcontext():
-        drafter = Drafter([trie], DraftOptions(decoding_length=decoding_length))
-        tree = drafter.start(context).draft()
-        of_trie = len(drafter.source_names) - 1
-        known = evidence(trie, of_trie, context.tolist(), tree)
-        return Drafted(context, trie.longest_match(context), tree, known, drafter.source_names)
+    drafter = Drafter([trie], DraftOptions(decoding_length=decoding_length))
+    tree = drafter.start(context).draft()
+    of_trie = len(drafter.source_names) - 1
+    known = evidence(trie, of_trie, context.tolist(), tree)
+    return Drafted(context, trie.longest_match(context), tree, known, drafter.source_names)
 
 
 SHARES = (64, 32, 16, 8, 4, 2)  # a capacity curve has the trie pruned to 1 / share of its tokens

@@ -37,7 +37,6 @@ UNPLACED = (PLACED + 1) ** 3 - 1
 
 
 # Buckets are sums of comparisons: a chain of branches is mispredicted too often to be cheap.
-# np.int64 as Python adds two comparisons to one (interpreted.py).
 @inlined
 def order_bucket(order):
     """0, 1, 2, 3, 4-5, 6-8, 9-16, 17 and more."""

@@ -25,6 +25,7 @@ def _sorting() -> None:
         path = Path(folder) / "a.trie"
         build_trie([TokenDocument([0, 1, 2, 1, 2, 3], "a")], path, TokenizerIdentity(8, ""))
         stats.overview(Trie(path))
+        stats.continuations(Trie(path), np.array([1], np.int32))
 
 
 def _drafting() -> None:

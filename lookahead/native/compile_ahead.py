@@ -23,7 +23,7 @@ from lookahead.native.kernels import SOURCES
 
 MODULE = "lookahead.job.compile_groups"
 GROUPS = {  # name -> modules whose kernels it holds, seconds that it takes
-    "sorting": (("trie.suffixes", "trie.stats"), 6.0),
+    "sorting": (("trie.suffixes", "trie.stats", "trie.search"), 6.0),
     "drafting": (("draft", "trie.session"), 24.0),
     "forward": (("forward", "backends"), 13.0),
     "budget": (("budget",), 7.0),

@@ -19,14 +19,11 @@ keeps their addresses in one array; inside the kernel a `View`, a single pointer
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -36,9 +33,11 @@ from numba import types
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model, typeof_impl
 from numba.np.arrayobj import make_array
-from numba.np.numpy_support import as_dtype, from_dtype
+from numba.np.numpy_support import from_dtype
 
-from lookahead.native.arrays import BareArray, address_of, array_at, carray
+from lookahead.native.arrays import BareArray, array_at
+from lookahead.native.arrays import address_of as address_of
+from lookahead.native.arrays import carray as carray
 from lookahead.native.cache import KernelCache
 from lookahead.native.compiler import KernelCompiler, PartCompiler
 
@@ -56,16 +55,12 @@ def _sources() -> bytes:
 SOURCES = _sources()
 
 
-def _kept(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: compile with these options, keep that on disk for as long as SOURCES is the same."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler, **options)(function)
-        if not numba.config.DISABLE_JIT:  # else it is the function itself
-            dispatcher._cache = KernelCache(function, SOURCES)
-        return dispatcher
-
-    return decorate
+def kernel(function: Callable[..., Any]) -> Any:
+    """A decorator: compile the function, and keep that on disk for as long as SOURCES is the same."""
+    dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)(function)
+    if not numba.config.DISABLE_JIT:  # else it is the function itself
+        dispatcher._cache = KernelCache(function, SOURCES)
+    return dispatcher
 
 
 class Part:
@@ -84,28 +79,8 @@ def _type_of_part(part: Part, context: Any) -> types.Dispatcher:
     return types.Dispatcher(part.dispatcher)
 
 
-kernel = _kept()
 part = Part  # a function within kernels: for large ones, and those with several callers
 inlined = functools.partial(Part, forceinline=True)  # inlined by LLVM: for calls in inner loops, and those with one caller
-
-
-PYTHON_IMPLS: dict[int, Callable[..., Any]] = {}  # id of an intrinsic function -> the same in Python, see interpreted.py
-
-
-class _Pointer:
-    """A typed pointer in Python. Only integers of 2 to 8 bytes and floats are read by it."""
-
-    def __init__(self, address: int, dtype: np.dtype[Any]):
-        self.address, self.dtype = int(address), dtype
-
-    def __getitem__(self, index: int) -> Any:
-        return memory_at(self.address + int(index) * self.dtype.itemsize, (1,), self.dtype)[0]
-
-
-def memory_at(address: int, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """The memory at an address as an array, C-contiguous. Whoever owns the memory keeps it alive."""
-    size = math.prod(map(int, shape)) * np.dtype(dtype).itemsize
-    return np.ndarray(tuple(map(int, shape)), dtype, (ctypes.c_char * size).from_address(int(address)))
 
 
 def pointer_to(numba_type):
@@ -118,8 +93,6 @@ def pointer_to(numba_type):
 
         return types.CPointer(numba_type)(types.int64), codegen
 
-    dtype = as_dtype(numba_type)
-    PYTHON_IMPLS[id(pointer)] = lambda address: _Pointer(address, dtype)
     return pointer
 
 
@@ -159,14 +132,6 @@ def fetch_entry(typing_context, array, index):
         return context.get_dummy_value()
 
     return types.void(array, types.int64), codegen
-
-
-PYTHON_IMPLS[id(fetch_address)] = lambda address: None
-PYTHON_IMPLS[id(fetch_entry)] = lambda array, index: None
-
-
-PYTHON_IMPLS[id(carray)] = lambda pointer, shape: memory_at(pointer.address, shape, pointer.dtype)
-PYTHON_IMPLS[id(address_of)] = lambda array: array.ctypes.data
 
 
 # name -> (dtype, shape). A string in a shape is a size by name, or such a size and more: "texts", "texts + 1".
@@ -249,19 +214,6 @@ def unpacker(name: str, layout: Layout) -> Any:
 
         return view(addresses), codegen
 
-    def in_python(addresses):
-        """All arrays, as attributes."""
-        address = addresses.ctypes.data if isinstance(addresses, np.ndarray) else addresses.address
-        numbers = memory_at(address, (len(view.sizes) + len(layout),), np.int64).tolist()
-        sizes = dict(zip(view.sizes, numbers, strict=False))
-        return SimpleNamespace(
-            **{
-                field: memory_at(numbers[view.numbers[field][0]], [_extent(size, sizes) for size in shape], dtype)
-                for field, (dtype, shape) in layout.items()
-            }
-        )
-
-    PYTHON_IMPLS[id(arrays)] = in_python
     return arrays
 
 

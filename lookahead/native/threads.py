@@ -16,14 +16,12 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.core.ccallback import CFunc
-from numba.extending import intrinsic
 
 from lookahead.native.cache import KernelCache
 from lookahead.native.compiler import KernelCompiler
-from lookahead.native.interpreted import Interpreted
-from lookahead.native.kernels import PYTHON_IMPLS, SOURCES, inlined, memory_at
+from lookahead.native.kernels import SOURCES, inlined
+from lookahead.native.vector_code import INT, LONG, emitted
 
-LONG = ir.IntType(64)
 PATIENCE = 2_000  # looks at a counter, a few us
 
 
@@ -80,13 +78,7 @@ def c_function(kernel: Callable[[int], None]) -> tuple[Callable[[Any], None], in
 
 
 def run_in(threads: int, kernel: Callable[[int], None], task: Any) -> None:
-    """Run a kernel of one address (see `c_function`) in that many threads at once; in this one where there is no library.
-
-    A kernel that Python runs (see interpreted.py) is run in this thread, too.
-    """
-    if isinstance(kernel, Interpreted):
-        kernel.call_with(task)
-        return
+    """Run a kernel of one address (see `c_function`) in that many threads at once; in this one where there is no library."""
     function, address = c_function(kernel)
     if threads > 1 and (parallel := openmp()):
         parallel(address, task, threads, 0)
@@ -103,76 +95,36 @@ def gives_way() -> int:
     return int(ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0)
 
 
-@intrinsic
-def add(typing_context, address, number):
+@emitted(types.int64)
+def add(code, address, number):
     """int64: the counter at this address before `number` is added to it; what was written before is seen by who reads it."""
-
-    def codegen(context, builder, signature, values):
-        counter = builder.inttoptr(values[0], LONG.as_pointer())
-        return builder.atomic_rmw("add", counter, values[1], "acq_rel")
-
-    return types.int64(types.int64, types.int64), codegen
+    return code.builder.atomic_rmw("add", code.pointer(address, LONG), number, "acq_rel")
 
 
-def _add(address: int, number: int) -> np.int64:
-    """`add` in Python, for one thread."""
-    counter = memory_at(address, (1,), np.int64)
-    before = counter[0]
-    counter[0] += number
-    return before
-
-
-PYTHON_IMPLS[id(add)] = _add
-
-
-@intrinsic
-def read(typing_context, address):
+@emitted(types.int64)
+def read(code, address):
     """int64: the counter at this address, and with it what was written before it was raised."""
-
-    def codegen(context, builder, signature, values):
-        return builder.load_atomic(builder.inttoptr(values[0], LONG.as_pointer()), "acquire", 8)
-
-    return types.int64(types.int64), codegen
+    return code.builder.load_atomic(code.pointer(address, LONG), "acquire", 8)
 
 
-@intrinsic
-def call(typing_context, function):
+@emitted()
+def call(code, function):
     """Call the C function at this address, which takes and returns nothing that matters."""
-
-    def codegen(context, builder, signature, values):
-        kind = ir.FunctionType(ir.VoidType(), []).as_pointer()
-        builder.call(builder.inttoptr(values[0], kind), [])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    code.builder.call(code.pointer(function, ir.FunctionType(ir.VoidType(), [])), [])
 
 
-@intrinsic
-def call_with(typing_context, function, address):
+@emitted()
+def call_with(code, function, address):
     """Call the C function at this address, which takes one address and returns nothing."""
-
-    def codegen(context, builder, signature, values):
-        kind = ir.FunctionType(ir.VoidType(), [LONG]).as_pointer()
-        builder.call(builder.inttoptr(values[0], kind), [values[1]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    code.builder.call(code.pointer(function, ir.FunctionType(ir.VoidType(), [LONG])), [address])
 
 
-@intrinsic
-def in_threads(typing_context, parallel, function, address, threads):
-    """Call the C function at `function`, which takes one address, in that many threads by GOMP_parallel, which is at
-    `parallel`.
-    """
-
-    def codegen(context, builder, signature, values):
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [LONG, LONG, number, number]).as_pointer()
-        count = builder.trunc(values[3], number)
-        builder.call(builder.inttoptr(values[0], kind), [values[1], values[2], count, ir.Constant(number, 0)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+@emitted()
+def in_threads(code, parallel, function, address, threads):
+    """Call the C function at `function`, which takes one address, in that many threads by GOMP_parallel, at `parallel`."""
+    kind = ir.FunctionType(ir.VoidType(), [LONG, LONG, INT, INT])
+    count = code.builder.trunc(threads, INT)
+    code.builder.call(code.pointer(parallel, kind), [function, address, count, ir.Constant(INT, 0)])
 
 
 @inlined

@@ -8,12 +8,15 @@ halves, the others in the upper. The last group may be one of 16 numbers; what f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 LANES = 16
 GROUP = 32  # quantized numbers
@@ -63,6 +66,15 @@ class Code:
 
     def store(self, value: Any, address: Any) -> None:
         self.builder.store(value, self.pointer(address, value.type), align=4)
+
+    def store_numbers(self, value: Any, address: Any, size: int, mask: Any = None) -> None:
+        """16 numbers of `size` bytes, 4 or 2; those where the mask is set, if there is one."""
+        pointer = self.pointer(address, value.type)
+        if mask is None:
+            self.builder.store(value, pointer, align=size)
+        else:
+            name = "llvm.masked.store.v16f32.p0" if size == 4 else "llvm.masked.store.v16i16.p0"
+            self.call(name, ir.VoidType(), value, pointer, ir.Constant(INT, size), mask)
 
     def below(self, count: Any) -> Any:
         """Lanes whose number is below `count`, int64."""
@@ -135,6 +147,17 @@ class Code:
         with cgutils.for_range_slice(self.builder, ir.Constant(LONG, 0), count, ir.Constant(LONG, step), LONG) as (index, _):
             yield index
 
+    def larger(self, a: Any, b: Any) -> Any:
+        """`a` where it is above `b`, else `b`."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def reduced(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """One number of 16: combine(one half, the other), four times."""
+        for half in (8, 4, 2, 1):
+            other = self.shuffled(vector, vector, [(lane + half) % LANES for lane in range(LANES)])
+            vector = combine(other, vector)
+        return self.builder.extract_element(vector, ir.Constant(INT, 0))
+
     def folded(self, sums: list[Any]) -> Any:
         """[16] totals of 16 vectors."""
         for half in (8, 4, 2, 1):
@@ -154,3 +177,29 @@ def each_chunk(code: Code, width: Any, sums: list[Any], add: Any) -> None:
         add(sums, at, None)
     with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(LONG, 0)), likely=False):
         add(sums, whole, rest)
+
+
+def emitted(result: Any = types.void, of_kind: bool = False, **kinds: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: calls of the function in kernels are replaced by the code that it writes, given a `Code` and values.
+
+    Arguments are int64, but for those that `kinds` names. of_kind: calls have one more, the first: its type is `Code.kind`.
+    The function returns the value of the call; None if `result` is void.
+    """
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        _, *parameters = inspect.signature(write).parameters.values()
+        arguments = [kinds.get(parameter.name, types.int64) for parameter in parameters]
+
+        @functools.wraps(write)
+        def typed(typing_context: Any, *of: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                value = write(Code(builder, *signature.args[:of_kind]), *values[of_kind:])
+                return context.get_dummy_value() if value is None else value
+
+            return result(*of[:of_kind], *arguments), codegen
+
+        first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("typing_context", "kind")]
+        typed.__signature__ = inspect.Signature([*first[: 1 + of_kind], *parameters])  # type: ignore[attr-defined]
+        return intrinsic(typed)
+
+    return decorate

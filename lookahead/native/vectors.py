@@ -17,9 +17,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
-from lookahead.native.vector_code import FLOAT, HALF, INT, LANES, LONG, SHORT, VECTOR, WHOLE, Code, each_chunk
+from lookahead.native.vector_code import FLOAT, HALF, LANES, LONG, SHORT, VECTOR, WHOLE, each_chunk, emitted
 
 LEAST = -3.0e38  # below every score
 # 2 ** f for -0.5 <= f <= 0.5, lowest power last: the largest error is 2e-8
@@ -27,234 +26,171 @@ EXP2 = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.
 FOLDED = (0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15)  # order in which sums are complete, so that few are open
 
 
-def _void(count: int, *kinds: Any) -> Any:
-    return types.void(*kinds, *[types.int64] * count)
+def _rows(code, key, stride, count):
+    """Addresses of 16 keys; from `count` on that of the last one again."""
+    builder = code.builder
+    last = builder.sub(count, ir.Constant(LONG, 1))
+    for number in [ir.Constant(LONG, lane) for lane in range(LANES)]:
+        index = builder.select(builder.icmp_signed("<", number, last), number, last)
+        yield builder.add(key, builder.mul(index, stride))
 
 
-@intrinsic
-def dots(typing_context, kind, query, key, stride, count, width, scores):
+@emitted(of_kind=True)
+def dots(code, query, key, stride, count, width, scores):
     """16 scores of one query, float32 in scratch memory, with 16 keys; from `count` on the last of them again."""
+    builder, rows, totals = code.builder, [*_rows(code, key, stride, count)], []
+    for first in range(0, LANES, 4):
+        four = rows[first : first + 4]
+        sums = [code.variable(VECTOR, code.constant(0.0)) for _ in four]
 
-    def codegen(context, builder, signature, values):
-        code = Code(builder, signature.args[0])
-        query, key, stride, count, width, scores = values[1:]
-        last = builder.sub(count, ir.Constant(LONG, 1))
-
-        def row(number):
-            index = ir.Constant(LONG, number)
-            index = builder.select(builder.icmp_signed("<", index, last), index, last)
-            return builder.add(key, builder.mul(index, stride))
-
-        totals = []
-        for first in range(0, LANES, 4):
-            rows = [row(first + number) for number in range(4)]
-            sums = [code.variable(VECTOR, code.constant(0.0)) for _ in rows]
-
-            def add(sums, at, some, rows=rows):
-                part = code.load(code.at(query, at, 4))
-                for address, place in zip(rows, sums, strict=True):
-                    product = code.fma(part, code.numbers(address, at, some), builder.load(place))
-                    builder.store(product, place)
-
-            each_chunk(code, width, sums, add)
-            totals += [builder.load(place) for place in sums]
-        code.store(code.folded(totals), scores)
-        return context.get_dummy_value()
-
-    return _void(6, kind), codegen
-
-
-@intrinsic
-def dot(typing_context, kind, query, key, width):
-    """float32: the score of one query with one key."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder, signature.args[0])
-        _, query, key, width = values
-        place = code.variable(VECTOR, code.constant(0.0))
-
-        def add(sums, at, some):
+        def add(sums, at, some, four=four):
             part = code.load(code.at(query, at, 4))
-            builder.store(code.fma(part, code.numbers(key, at, some), builder.load(place)), place)
+            for address, place in zip(four, sums, strict=True):
+                product = code.fma(part, code.numbers(address, at, some), builder.load(place))
+                builder.store(product, place)
 
-        each_chunk(code, width, [place], add)
-        total = builder.load(place)
-        for half in (8, 4, 2, 1):
-            total = builder.fadd(total, code.shuffled(total, total, [(lane + half) % LANES for lane in range(LANES)]))
-        return builder.extract_element(total, ir.Constant(INT, 0))
-
-    return types.float32(kind, *[types.int64] * 3), codegen
+        each_chunk(code, width, sums, add)
+        totals += [builder.load(place) for place in sums]
+    code.store(code.folded(totals), scores)
 
 
-@intrinsic
-def transpose(typing_context, kind, key, stride, count, width, turned):
+@emitted(types.float32, of_kind=True)
+def dot(code, query, key, width):
+    """float32: the score of one query with one key."""
+    builder = code.builder
+    place = code.variable(VECTOR, code.constant(0.0))
+
+    def add(sums, at, some):
+        part = code.load(code.at(query, at, 4))
+        builder.store(code.fma(part, code.numbers(key, at, some), builder.load(place)), place)
+
+    each_chunk(code, width, [place], add)
+    return code.reduced(builder.load(place), builder.fadd)
+
+
+@emitted(of_kind=True)
+def transpose(code, key, stride, count, width, turned):
     """16 keys side by side: float32 [width padded, 16] in scratch memory; from `count` on the last key again."""
+    builder, rows = code.builder, [*_rows(code, key, stride, count)]
 
-    def codegen(context, builder, signature, values):
-        code = Code(builder, signature.args[0])
-        key, stride, count, width, turned = values[1:]
-        last = builder.sub(count, ir.Constant(LONG, 1))
-        rows = []
-        for number in range(LANES):
-            index = ir.Constant(LONG, number)
-            index = builder.select(builder.icmp_signed("<", index, last), index, last)
-            rows.append(builder.add(key, builder.mul(index, stride)))
+    def add(sums, at, some):
+        block = [code.numbers(row, at, some) for row in rows]
+        for half in (8, 4, 2, 1):  # swap the halves of pairs of rows: 16 x 16 numbers are turned in four rounds
+            low = [lane if lane & half == 0 else lane - half + LANES for lane in range(LANES)]
+            high = [lane + half if lane & half == 0 else lane + LANES for lane in range(LANES)]
+            turned_block = list(block)
+            for number in range(LANES):
+                if number & half == 0:
+                    a, b = block[number], block[number + half]
+                    turned_block[number], turned_block[number + half] = code.shuffled(a, b, low), code.shuffled(a, b, high)
+            block = turned_block
+        start = code.at(turned, at, 4 * LANES)
+        for number, vector in enumerate(block):
+            code.store(vector, builder.add(start, ir.Constant(LONG, 4 * LANES * number)))
 
-        def add(sums, at, some):
-            block = [code.numbers(row, at, some) for row in rows]
-            for half in (8, 4, 2, 1):  # swap the halves of pairs of rows: 16 x 16 numbers are turned in four rounds
-                low = [lane if lane & half == 0 else lane - half + LANES for lane in range(LANES)]
-                high = [lane + half if lane & half == 0 else lane + LANES for lane in range(LANES)]
-                turned_block = list(block)
-                for number in range(LANES):
-                    if number & half == 0:
-                        a, b = block[number], block[number + half]
-                        turned_block[number], turned_block[number + half] = code.shuffled(a, b, low), code.shuffled(a, b, high)
-                block = turned_block
-            start = code.at(turned, at, 4 * LANES)
-            for number, vector in enumerate(block):
-                code.store(vector, builder.add(start, ir.Constant(LONG, 4 * LANES * number)))
-
-        each_chunk(code, width, [], add)
-        return context.get_dummy_value()
-
-    return _void(5, kind), codegen
+    each_chunk(code, width, [], add)
 
 
-@intrinsic
-def tile_scores(typing_context, query, stride, turned, chunks, scores, scores_stride):
+@emitted()
+def tile_scores(code, query, stride, turned, chunks, scores, scores_stride):
     """[4, 16] scores of 4 queries with the 16 keys that `transpose` gave. chunks: of 16 numbers in a key."""
+    builder = code.builder
+    queries = [builder.add(query, builder.mul(stride, ir.Constant(LONG, number))) for number in range(4)]
 
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        query, stride, turned, chunks, scores, scores_stride = values
-        queries = [builder.add(query, builder.mul(stride, ir.Constant(LONG, number))) for number in range(4)]
+    def sums_of(lane):
+        places = [code.variable(VECTOR, code.constant(0.0)) for _ in queries]
+        with code.loop(chunks) as chunk:
+            at = builder.add(builder.mul(chunk, ir.Constant(LONG, LANES)), ir.Constant(LONG, lane))
+            keys = code.load(code.at(turned, at, 4 * LANES))
+            for address, place in zip(queries, places, strict=True):
+                number = code.splat(code.load(code.at(address, at, 4), FLOAT))
+                builder.store(code.fma(number, keys, builder.load(place)), place)
+        return [builder.load(place) for place in places]
 
-        def sums_of(lane):
-            places = [code.variable(VECTOR, code.constant(0.0)) for _ in queries]
-            with code.loop(chunks) as chunk:
-                at = builder.add(builder.mul(chunk, ir.Constant(LONG, LANES)), ir.Constant(LONG, lane))
-                keys = code.load(code.at(turned, at, 4 * LANES))
-                for address, place in zip(queries, places, strict=True):
-                    number = code.splat(code.load(code.at(address, at, 4), FLOAT))
-                    builder.store(code.fma(number, keys, builder.load(place)), place)
-            return [builder.load(place) for place in places]
-
-        opened: list[tuple[int, list[Any]]] = []  # (sums in it, those of each query)
-        for lane in FOLDED:
-            size, sums = 1, sums_of(lane)
-            while opened and opened[-1][0] == size:
-                _, others = opened.pop()
-                size, sums = 2 * size, [builder.fadd(a, b) for a, b in zip(others, sums, strict=True)]
-            opened.append((size, sums))
-        for number, total in enumerate(opened[0][1]):
-            code.store(total, builder.add(scores, builder.mul(scores_stride, ir.Constant(LONG, number))))
-        return context.get_dummy_value()
-
-    return _void(6), codegen
+    opened: list[tuple[int, list[Any]]] = []  # (sums in it, those of each query)
+    for lane in FOLDED:
+        size, sums = 1, sums_of(lane)
+        while opened and opened[-1][0] == size:
+            _, others = opened.pop()
+            size, sums = 2 * size, [builder.fadd(a, b) for a, b in zip(others, sums, strict=True)]
+        opened.append((size, sums))
+    for number, total in enumerate(opened[0][1]):
+        code.store(total, builder.add(scores, builder.mul(scores_stride, ir.Constant(LONG, number))))
 
 
-@intrinsic
-def largest(typing_context, scores, count):
+@emitted(types.float32)
+def largest(code, scores, count):
     """float32: the largest of `count` scores, at least LEAST."""
+    builder = code.builder
+    place = code.variable(VECTOR, code.constant(LEAST))
 
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        scores, count = values
-        place = code.variable(VECTOR, code.constant(LEAST))
+    def add(sums, at, some):
+        where, most = code.at(scores, at, 4), builder.load(place)
+        new = code.load(where) if some is None else code.masked(where, code.below(some), most)
+        builder.store(code.larger(new, most), place)
 
-        def add(sums, at, some):
-            where, most = code.at(scores, at, 4), builder.load(place)
-            new = code.load(where) if some is None else code.masked(where, code.below(some), most)
-            builder.store(builder.select(builder.fcmp_ordered(">", new, most), new, most), place)
-
-        each_chunk(code, count, [place], add)
-        most = builder.load(place)
-        for half in (8, 4, 2, 1):
-            other = code.shuffled(most, most, [(lane + half) % LANES for lane in range(LANES)])
-            most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
-        return builder.extract_element(most, ir.Constant(INT, 0))
-
-    return types.float32(types.int64, types.int64), codegen
+    each_chunk(code, count, [place], add)
+    return code.reduced(builder.load(place), code.larger)
 
 
-@intrinsic
-def powers(typing_context, scores, count, most):
+@emitted(most=types.float32)
+def powers(code, scores, count, most):
     """Overwrite with 2 ** (score - most) of `count` scores."""
+    builder = code.builder
+    most = code.splat(most)
 
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        scores, count, most = values
-        most = code.splat(most)
+    def add(sums, at, some):
+        where = code.at(scores, at, 4)
+        mask = None if some is None else code.below(some)
+        score = code.load(where) if mask is None else code.masked(where, mask, most)
+        power = builder.fsub(score, most)
+        least = code.constant(-126.0)
+        live = builder.fcmp_unordered(">=", power, least)  # what is not a number stays so
+        power = builder.select(live, power, least)
+        whole = code.call("llvm.rint.v16f32", VECTOR, power)
+        rest = builder.fsub(power, whole)
+        result = code.constant(EXP2[0])
+        for factor in EXP2[1:]:
+            result = code.fma(result, rest, code.constant(factor))
+        exponent = builder.shl(builder.fptosi(whole, WHOLE), ir.Constant(WHOLE, [23] * LANES))
+        result = builder.bitcast(builder.add(builder.bitcast(result, WHOLE), exponent), VECTOR)
+        result = builder.select(live, result, code.constant(0.0))
+        code.store_numbers(result, where, 4, mask)
 
-        def add(sums, at, some):
-            where = code.at(scores, at, 4)
-            mask = None if some is None else code.below(some)
-            score = code.load(where) if mask is None else code.masked(where, mask, most)
-            power = builder.fsub(score, most)
-            least = code.constant(-126.0)
-            live = builder.fcmp_unordered(">=", power, least)  # what is not a number stays so
-            power = builder.select(live, power, least)
-            whole = code.call("llvm.rint.v16f32", VECTOR, power)
-            rest = builder.fsub(power, whole)
-            result = code.constant(EXP2[0])
-            for factor in EXP2[1:]:
-                result = code.fma(result, rest, code.constant(factor))
-            exponent = builder.shl(builder.fptosi(whole, WHOLE), ir.Constant(WHOLE, [23] * LANES))
-            result = builder.bitcast(builder.add(builder.bitcast(result, WHOLE), exponent), VECTOR)
-            result = builder.select(live, result, code.constant(0.0))
-            if mask is None:
-                code.store(result, where)
-            else:
-                where = code.pointer(where, VECTOR)
-                code.call("llvm.masked.store.v16f32.p0", ir.VoidType(), result, where, ir.Constant(INT, 4), mask)
-
-        each_chunk(code, count, [], add)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.float32), codegen
+    each_chunk(code, count, [], add)
 
 
 def _mixer(rows: int, vectors: int) -> Any:
-    @intrinsic
-    def mix(typing_context, kind, weights, weights_stride, value, stride, count, at, some, outputs, outputs_stride, totals):
+    @emitted(of_kind=True)
+    def mix(code, weights, weights_stride, value, stride, count, at, some, outputs, outputs_stride, totals):
         """Add `count` values, weighted, to the outputs of a few queries, and the weights to their totals.
 
         at: the first number of each value that is added, a multiple of the numbers of these vectors. outputs: float32
         [rows, numbers], a few vectors of each; totals: [rows, 16], each total 16 times. some: numbers in a vector, where it is
         only one.
         """
-
-        def codegen(context, builder, signature, values):
-            code = Code(builder, signature.args[0])
-            weights, weights_stride, value, stride, count, at, some, outputs, outputs_stride, totals = values[1:]
-            lines = [builder.mul(ir.Constant(LONG, row), weights_stride) for row in range(rows)]
-            lines = [builder.add(weights, line) for line in lines]
-            whence = [builder.add(totals, ir.Constant(LONG, 4 * LANES * row)) for row in range(rows)]
-            for row in range(rows):
-                start = builder.add(outputs, builder.mul(ir.Constant(LONG, row), outputs_stride))
-                whence += [builder.add(start, ir.Constant(LONG, 4 * LANES * vector)) for vector in range(vectors)]
-            places = [code.variable(VECTOR, code.load(address)) for address in whence]
-
-            def run(some):
-                with code.loop(count) as number:
-                    start = builder.add(value, builder.mul(number, stride))
-                    parts = [code.numbers(start, at, some)] if vectors == 1 else []
-                    for vector in range(vectors if vectors > 1 else 0):
-                        parts.append(code.numbers(start, at, None, vector))
-                    for row, line in enumerate(lines):
-                        weight = code.splat(code.load(code.at(line, number, 4), FLOAT))
-                        builder.store(builder.fadd(builder.load(places[row]), weight), places[row])
-                        for vector, part in enumerate(parts):
-                            place = places[rows + row * vectors + vector]
-                            builder.store(code.fma(weight, part, builder.load(place)), place)
-
-            run(some if vectors == 1 else None)
-            for address, place in zip(whence, places, strict=True):
-                code.store(builder.load(place), address)
-            return context.get_dummy_value()
-
-        return _void(10, kind), codegen
+        builder = code.builder
+        lines = [builder.mul(ir.Constant(LONG, row), weights_stride) for row in range(rows)]
+        lines = [builder.add(weights, line) for line in lines]
+        whence = [builder.add(totals, ir.Constant(LONG, 4 * LANES * row)) for row in range(rows)]
+        for row in range(rows):
+            start = builder.add(outputs, builder.mul(ir.Constant(LONG, row), outputs_stride))
+            whence += [builder.add(start, ir.Constant(LONG, 4 * LANES * vector)) for vector in range(vectors)]
+        places = [code.variable(VECTOR, code.load(address)) for address in whence]
+        with code.loop(count) as number:
+            start = builder.add(value, builder.mul(number, stride))
+            if vectors == 1:
+                parts = [code.numbers(start, at, some)]
+            else:
+                parts = [code.numbers(start, at, None, vector) for vector in range(vectors)]
+            for row, line in enumerate(lines):
+                weight = code.splat(code.load(code.at(line, number, 4), FLOAT))
+                builder.store(builder.fadd(builder.load(places[row]), weight), places[row])
+                for vector, part in enumerate(parts):
+                    place = places[rows + row * vectors + vector]
+                    builder.store(code.fma(weight, part, builder.load(place)), place)
+        for address, place in zip(whence, places, strict=True):
+            code.store(builder.load(place), address)
 
     return mix
 
@@ -263,77 +199,52 @@ mix_1x4, mix_2x4, mix_4x4 = _mixer(1, 4), _mixer(2, 4), _mixer(4, 4)  # queries 
 mix_1x1, mix_4x1 = _mixer(1, 1), _mixer(4, 1)
 
 
-@intrinsic
-def are_quantized(typing_context, kind):
+@emitted(types.boolean, of_kind=True)
+def are_quantized(code):
     """Whether this is a kind of quantized numbers: known when a kernel is compiled."""
-
-    def codegen(context, builder, signature, values):
-        return context.get_constant(types.boolean, Code(builder, signature.args[0]).quantized)
-
-    return types.boolean(kind), codegen
+    return ir.Constant(ir.IntType(1), code.quantized)
 
 
-@intrinsic
-def widen(typing_context, kind, source, count, factor, target):
+@emitted(of_kind=True, factor=types.float32)
+def widen(code, source, count, factor, target):
     """float32 in scratch memory, padded to a multiple of 16 numbers: `count` numbers of this kind times a factor.
 
     What fills it up are zeros, but for a quantized key or value.
     """
+    builder = code.builder
+    factor = code.splat(factor)
 
-    def codegen(context, builder, signature, values):
-        code = Code(builder, signature.args[0])
-        _, source, count, factor, target = values
-        factor = code.splat(factor)
+    def add(sums, at, some):
+        code.store(builder.fmul(code.numbers(source, at, some), factor), code.at(target, at, 4))
 
-        def add(sums, at, some):
-            code.store(builder.fmul(code.numbers(source, at, some), factor), code.at(target, at, 4))
-
-        each_chunk(code, count, [], add)
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64, types.float32, types.int64), codegen
+    each_chunk(code, count, [], add)
 
 
-@intrinsic
-def narrow(typing_context, kind, source, count, factor, target):
+@emitted(of_kind=True, factor=types.float32)
+def narrow(code, source, count, factor, target):
     """`count` float32 from scratch memory, padded to a multiple of 16, times a factor, as numbers of this kind."""
+    builder = code.builder
+    factor = code.splat(factor)
 
-    def codegen(context, builder, signature, values):
-        code = Code(builder, signature.args[0])
-        _, source, count, factor, target = values
-        factor = code.splat(factor)
+    def add(sums, at, some):
+        result = builder.fmul(code.load(code.at(source, at, 4)), factor)
+        if code.kind == "uint16":  # to the nearest, to the even of two; what is not a number stays so
+            whole = builder.bitcast(result, WHOLE)
+            sixteen, one = ir.Constant(WHOLE, [16] * LANES), ir.Constant(WHOLE, [1] * LANES)
+            odd = builder.and_(builder.lshr(whole, sixteen), one)
+            rounded = builder.add(builder.add(whole, odd), ir.Constant(WHOLE, [0x7FFF] * LANES))
+            is_number = builder.fcmp_ordered("ord", result, result)
+            rounded = builder.select(is_number, rounded, ir.Constant(WHOLE, [0x7FC00000] * LANES))
+            result = builder.trunc(builder.lshr(rounded, sixteen), ir.VectorType(SHORT, LANES))
+        elif code.kind == "int16":
+            result = builder.bitcast(builder.fptrunc(result, ir.VectorType(HALF, LANES)), ir.VectorType(SHORT, LANES))
+        mask = None if some is None else code.below(some)
+        code.store_numbers(result, code.at(target, at, code.size), code.size, mask)
 
-        def add(sums, at, some):
-            result = builder.fmul(code.load(code.at(source, at, 4)), factor)
-            if code.kind == "uint16":  # to the nearest, to the even of two; what is not a number stays so
-                whole = builder.bitcast(result, WHOLE)
-                sixteen, one = ir.Constant(WHOLE, [16] * LANES), ir.Constant(WHOLE, [1] * LANES)
-                odd = builder.and_(builder.lshr(whole, sixteen), one)
-                rounded = builder.add(builder.add(whole, odd), ir.Constant(WHOLE, [0x7FFF] * LANES))
-                is_number = builder.fcmp_ordered("ord", result, result)
-                rounded = builder.select(is_number, rounded, ir.Constant(WHOLE, [0x7FC00000] * LANES))
-                result = builder.trunc(builder.lshr(rounded, sixteen), ir.VectorType(SHORT, LANES))
-            elif code.kind == "int16":
-                result = builder.bitcast(builder.fptrunc(result, ir.VectorType(HALF, LANES)), ir.VectorType(SHORT, LANES))
-            where = code.pointer(code.at(target, at, code.size), result.type)
-            if some is None:
-                builder.store(result, where, align=code.size)
-                return
-            name = "llvm.masked.store.v16f32.p0" if code.size == 4 else "llvm.masked.store.v16i16.p0"
-            code.call(name, ir.VoidType(), result, where, ir.Constant(INT, code.size), code.below(some))
-
-        each_chunk(code, count, [], add)
-        return context.get_dummy_value()
-
-    return types.void(kind, types.int64, types.int64, types.float32, types.int64), codegen
+    each_chunk(code, count, [], add)
 
 
-@intrinsic
-def take_ticket(typing_context, address):
+@emitted(types.int64)
+def take_ticket(code, address):
     """int64: the counter at this address before it is raised by one, for threads that share work."""
-
-    def codegen(context, builder, signature, values):
-        counter = builder.inttoptr(values[0], LONG.as_pointer())
-        return builder.atomic_rmw("add", counter, ir.Constant(LONG, 1), "monotonic")
-
-    return types.int64(types.int64), codegen
+    return code.builder.atomic_rmw("add", code.pointer(address, LONG), ir.Constant(LONG, 1), "monotonic")

@@ -35,16 +35,11 @@ def _layers(model: Any) -> Iterator[tuple[str, Any]]:
 @contextlib.contextmanager
 def _seen(layers: Mapping[str, Any], see: See) -> Iterator[None]:
     """While open, inputs [tokens, in] of these layers are shown to `see` as they are about to be multiplied."""
-
-    def hook(name: str, given: tuple[Any, ...]) -> None:
-        see(name, given[0].detach())
-
-    hooks = [layer.register_forward_pre_hook(lambda _, given, name=name: hook(name, given)) for name, layer in layers.items()]
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, layer in layers.items():
+            hook = layer.register_forward_pre_hook(lambda _, args, name=name: see(name, args[0].detach()))
+            stack.callback(hook.remove)
         yield
-    finally:
-        for each in hooks:
-            each.remove()
 
 
 @torch.no_grad()

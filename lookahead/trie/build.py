@@ -54,16 +54,8 @@ def build_trie(
             file = stack.enter_context(replacing(out, new=new))
         writer, sources = TrieWriter(file), SourceTable()
         write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, effort)
-        header = format.TrieHeader(
-            tokenizer.vocab_size,
-            tokenizer.fingerprint,
-            tokenizer.name,
-            DEPTH,
-            sources.sources(),
-            described,
-            __version__,
-        )
-        header = writer.finish(header)
+        of_tokenizer = tokenizer.vocab_size, tokenizer.fingerprint, tokenizer.name
+        header = writer.finish(format.TrieHeader(*of_tokenizer, DEPTH, sources.sources(), described, __version__))
         if min_count > 1:
             header = prune_trie(file.name, out, min_count, options=described, effort=effort)
     return header
@@ -86,32 +78,23 @@ def append_trie(
     process replaced meanwhile without a lock, and what build_trie raises.
     """
     effort = effort or Effort()
-    with locked(path, effort.notice):
-        return _append(documents, path, tokenizer, effort, verify)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(path, effort.notice))
+        before = os.stat(path) if os.path.exists(path) else None
+        old = Trie(path)
+        check_same_tokenizer(old, tokenizer)
+        if verify:
+            pages = effort.pages()
+            pages.watch(old.mapped)
+            check_trie(old, effort.workers, pages)
 
+        def check() -> None:
+            now = os.stat(path)
+            if before is None or (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
+                raise TrieFormatError(f"{path}: was replaced by another process meanwhile; nothing is appended. Run it again.")
 
-def _append(
-    documents: TokenDocument | Iterable[TokenDocument],
-    path: str | Path,
-    tokenizer: TokenizerIdentity,
-    effort: Effort,
-    verify: bool,
-) -> format.TrieHeader:
-    before = os.stat(path) if os.path.exists(path) else None
-    old = Trie(path)
-    check_same_tokenizer(old, tokenizer)
-    if verify:
-        pages = effort.pages()
-        pages.watch(old.mapped)
-        check_trie(old, effort.workers, pages)
-
-    def check() -> None:
-        now = os.stat(path)
-        if before is None or (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
-            raise TrieFormatError(f"{path}: was replaced by another process meanwhile; nothing is appended. Run it again.")
-
-    kept = kept_segments([segment.tokens for segment in old.header.segments])
-    with replacing(path, check=check) as file:
+        kept = kept_segments([segment.tokens for segment in old.header.segments])
+        file = stack.enter_context(replacing(path, check=check))
         writer, sources = TrieWriter(file), SourceTable(old.header.sources)
         if kept:
             writer.keep(old.mapped, old.header.segments[:kept])

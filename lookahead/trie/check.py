@@ -7,6 +7,7 @@ reads the whole file. What merge and prune take from a file they check on the wa
 
 from __future__ import annotations
 
+import collections
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,14 +33,12 @@ def check_trie(trie: MappedTrie, workers: int = 1, pages: Pages | None = None) -
     """
     format.check_gaps(trie.path, trie.mapped, trie.header)
     for section in trie.header.sections:  # a damaged one is called so, regardless of other errors
-        for _ in checked_section(trie, section, pages):
-            pass
+        collections.deque(checked_section(trie, section, pages), 0)
     documents = np.zeros(len(trie.header.sources), np.int64)
     tokens = np.zeros(len(trie.header.sources), np.int64)
     for segment in trie.segments:
         ends, numbers = checked_documents(trie, segment, pages)
-        for _ in checked_tokens(trie, segment, ends, pages):
-            pass
+        collections.deque(checked_tokens(trie, segment, ends, pages), 0)
         documents += np.bincount(numbers, minlength=len(documents))
         tokens += np.bincount(numbers, np.diff(ends, prepend=-1) - 1, len(tokens)).astype(np.int64)
         check_suffixes(trie, segment, workers, pages)
@@ -117,13 +116,7 @@ def check_suffixes(trie: MappedTrie, segment: Segment, workers: int = 1, pages: 
             pages.trim()
 
     with ThreadPoolExecutor(workers) as pool:
-        calls = [pool.submit(check, begin) for begin in range(0, len(suffixes), CHECKED)]
-        try:
-            for call in calls:
-                call.result()
-        finally:
-            for call in calls:
-                call.cancel()
+        collections.deque(pool.map(check, range(0, len(suffixes), CHECKED)), 0)
     check_first(trie, segment)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -134,15 +135,13 @@ class _Pruning:
         """Read what is used, so that damage gets no fresh checksum and no position leads out of the file."""
         trie, segment, section = self.trie, self.segment, self.segment.section("suffixes")
         self.ends, self.numbers = checked_documents(trie, segment, self.pages)
-        for _ in checked_tokens(trie, segment, self.ends, self.pages):
-            pass
+        collections.deque(checked_tokens(trie, segment, self.ends, self.pages), 0)
         begin = 0
         for chunk in checked_section(trie, section, self.pages):
             if int(chunk.max()) >= self.n:
                 raise trie.damaged("a suffix points outside the tokens", section, begin + int(np.argmax(chunk >= self.n)))
             begin += len(chunk)
-        for _ in checked_section(trie, segment.section("first"), self.pages):
-            pass
+        collections.deque(checked_section(trie, segment.section("first"), self.pages), 0)
         check_first(trie, segment)
         self.first = segment.first.astype(np.int64)
 
@@ -195,8 +194,8 @@ class _Pruning:
         """Decide what becomes of each token. Raises LookaheadError if nothing would be left."""
         segment = self.segment
         gains, entries = np.zeros(len(self.starts), np.int64), np.zeros(len(self.starts), np.int64)
-        for begin, end in self._chunks():
-            add_scores(self.marks, self.starts[begin:end], self.stops[begin:end], gains[begin:end], entries[begin:end])
+        for some in self._chunks():
+            add_scores(self.marks, self.starts[some], self.stops[some], gains[some], entries[some])
             self.pages.trim()
         lengths = self.stops - self.starts
         sizes = (lengths + 1) * segment.tokens.itemsize + entries * (
@@ -220,16 +219,8 @@ class _Pruning:
         ends[:-1] &= ~joined
         self.starts, self.stops, self.document_of = self.starts[begins], self.stops[ends], self.document_of[begins]
         at = 0
-        for begin, end in self._chunks():
-            at = settle(
-                self.marks,
-                self.ends,
-                self.document_of[begin:end],
-                self.starts[begin:end],
-                self.stops[begin:end],
-                at,
-                self.depth,
-            )
+        for some in self._chunks():
+            at = settle(self.marks, self.ends, self.document_of[some], self.starts[some], self.stops[some], at, self.depth)
             self.pages.trim()
         self.marks[at:] = DROPPED
 
@@ -263,7 +254,7 @@ class _Pruning:
         renumbered = np.empty(len(self.trie.header.sources), np.int64)
         renumbered[left] = np.arange(len(left))
         self.pages.release()
-        finish_segment(writer, n, self._moved(ranks), [(ends, 0)], [renumbered[numbers]], separator, self.effort.progress)
+        finish_segment(writer, n, self._moved(ranks), ends, renumbered[numbers], separator, self.effort.progress)
         return tuple(sources.sources()[number] for number in left)
 
     def _moved(self, ranks: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -275,12 +266,12 @@ class _Pruning:
             yield moved[:found], keys[:found]
             self.pages.trim()
 
-    def _chunks(self) -> Iterator[tuple[int, int]]:
+    def _chunks(self) -> Iterator[slice]:
         """Ranges of units, of about CHUNK tokens each."""
         begin = 0
         while begin < len(self.starts):
             end = max(begin + 1, int(np.searchsorted(self.starts, self.starts[begin] + format.CHUNK)))
-            yield begin, end
+            yield slice(begin, end)
             begin = end
 
 

@@ -34,14 +34,6 @@ GROUP_TOKENS, GROUP_DOCUMENTS = 1 << 16, 1 << 10  # read at a time
 Progress = Callable[[str, int, int | None], None]
 
 
-def no_progress(stage: str, done: int, total: int | None) -> None:
-    """Progress that nobody sees."""
-
-
-def print_nothing(text: str) -> None:
-    """A notice that nobody sees."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Effort:
     """What a build, merge or prune may use, and whom it tells. max_memory: bytes of the whole process; workers: threads.
@@ -51,8 +43,8 @@ class Effort:
 
     max_memory: int = MAX_MEMORY
     workers: int = 1
-    progress: Progress = no_progress
-    notice: Callable[[str], None] = print_nothing
+    progress: Progress = lambda stage, done, total: None
+    notice: Callable[[str], None] = lambda text: None
 
     @property
     def arrays(self) -> int:
@@ -143,7 +135,7 @@ def write_segment(
     pages = effort.pages()
     scratch = Scratch(folder, pages)
     runs: list[Run] = []
-    ends: list[tuple[np.ndarray, int]] = []  # (ends, offset) of stretches
+    ends: list[np.ndarray] = []
     numbers: list[np.ndarray] = []
     n = 0
     writer.begin("tokens", format.smallest_dtype("tokens", separator))
@@ -154,7 +146,7 @@ def write_segment(
         for chunk in checked_tokens(trie, segment, part_ends, pages):
             writer.append(chunk)
         collections.deque(checked_section(trie, segment.section("suffixes"), pages), 0)  # before anything is made of them
-        ends.append((part_ends, n))
+        ends.append(part_ends + n)
         numbers.append(part.numbers[part_sources])
         sources.count(numbers[-1], np.diff(part_ends, prepend=-1) - 1)
         runs.append(
@@ -167,7 +159,7 @@ def write_segment(
         suffixes = sort_suffixes(stretch.tokens, separator, DEPTH, effort.workers, effort.progress)
         if runs or not stretch.last:
             suffixes = scratch.put(suffixes)
-        ends.append((stretch.ends, n))
+        ends.append(stretch.ends + n)
         numbers.append(stretch.numbers)
         runs.append(Run(suffixes, n, len(stretch.tokens)))
         n += len(stretch.tokens)
@@ -176,26 +168,24 @@ def write_segment(
         raise CorpusError("no document with text in the corpus: nothing to build.")
     mapped, all_tokens = writer.written_tokens()
     pages.watch(mapped, often=True)
-    finish_segment(
-        writer, n, merged(all_tokens, separator, runs, effort.workers, pages), ends, numbers, separator, effort.progress
-    )
+    blocks = merged(all_tokens, separator, runs, effort.workers, pages)
+    finish_segment(writer, n, blocks, np.concatenate(ends), np.concatenate(numbers), separator, effort.progress)
 
 
 def finish_segment(
     writer: TrieWriter,
     n: int,
     blocks: Iterable[tuple[np.ndarray, np.ndarray]],
-    ends: Sequence[tuple[np.ndarray, int]],
-    numbers: Sequence[np.ndarray],
+    ends: np.ndarray,
+    numbers: np.ndarray,
     separator: int,
     progress: Progress,
 ) -> None:
-    """The sections behind the tokens, of which `writer` has written `n`.
+    """Write the sections behind the tokens, of which `writer` has written `n`.
 
-    blocks: (int64 positions, uint64 keys) of the suffixes, sorted. ends, numbers: of the documents, in pieces; each piece of
-    ends counts from its offset.
+    blocks: (int64 positions, uint64 keys) of the suffixes, sorted. ends, numbers: of the documents.
     """
-    expected = n - sum(len(some) for some, _ in ends)
+    tokens = n - len(ends)
     writer.begin("suffixes", format.smallest_dtype("suffixes", n))
     counts = np.zeros(separator + 1, np.int64)
     samples = []
@@ -205,21 +195,13 @@ def finish_segment(
         add_first_tokens(keys, separator, counts)
         samples.append(keys[-done % SAMPLE :: SAMPLE].copy())
         done += len(positions)
-        progress("writing", done, expected)
+        progress("writing", done, tokens)
     first = np.concatenate([[0], np.cumsum(counts[:-1])])
     writer.write("first", first if format.stores_first(done, separator) else first[:0], n)
-    writer.begin("samples", np.dtype("<u8"))
-    for some in samples:
-        writer.append(some)
-    documents = 0
-    writer.begin("document_ends", format.smallest_dtype("document_ends", n))
-    for some, offset in ends:
-        writer.append(some + offset)
-        documents += len(some)
-    writer.begin("document_sources", np.dtype("<u2"))
-    for some in numbers:
-        writer.append(some)
-    writer.end_segment(n - documents, documents)
+    writer.write("samples", np.concatenate(samples), 0)
+    writer.write("document_ends", ends, n)
+    writer.write("document_sources", numbers, 0)
+    writer.end_segment(tokens, len(ends))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.deep.faults import Scenario
 
-WORDS = ["the cat sat on the mat and the dog sat on the log", "the cat sat on the mat, as cats do", "a dog is a dog is a dog"]
 TOKENIZER = Path(__file__).parents[2] / "samples" / "demo-model"
 SMALL_MEMORY = "1MiB"
 
@@ -19,11 +18,6 @@ SMALL_MEMORY = "1MiB"
 def contents(folder: Path, *names: str) -> list[bytes | None]:
     """Of each file its bytes."""
     return [(folder / name).read_bytes() if (folder / name).exists() else None for name in names]
-
-
-def text_corpus(folder: Path) -> None:
-    rows = [{"text": f"{number}: {words}"} for number, words in enumerate(WORDS * 4)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def id_corpus(folder: Path, name: str = "ids.jsonl", rows: int = 40) -> None:
@@ -57,13 +51,6 @@ def of_files(made: Path, given: Sequence[str], command: Sequence[str], *targets:
     return Scenario(prepare, tuple(command), lambda folder: contents(folder, *targets))
 
 
-def build(made: Path) -> Scenario:
-    """A new trie, from text."""
-    text_corpus(made)
-    command = ("build-trie", "corpus.jsonl", "-o", "x.trie", "--tokenizer", str(TOKENIZER), "--json")
-    return of_files(made, ["corpus.jsonl"], command, "x.trie")
-
-
 def build_in_runs(made: Path) -> Scenario:
     """A trie that replaces another, by sorted runs on disk."""
     small_runs()
@@ -81,25 +68,6 @@ def build_pruned(made: Path) -> Scenario:
     return of_files(made, ["ids.jsonl"], command, "x.trie")
 
 
-def build_from_parquet(made: Path) -> Scenario:
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.set_cpu_count(1)
-    pyarrow.set_io_thread_count(1)
-    ids = [[(7 * row + 3 * k) % 50 for k in range(20)] for row in range(10)]
-    pyarrow.parquet.write_table(pyarrow.table({"ids": ids}), made / "ids.parquet")
-    command = ("build-trie", "ids.parquet", "-o", "x.trie", "--vocab-size", "50", "--json")
-    return of_files(made, ["ids.parquet"], command, "x.trie")
-
-
-def append(made: Path) -> Scenario:
-    id_corpus(made)
-    id_corpus(made, "more.jsonl", 5)
-    run_here(made, "build-trie", "ids.jsonl", "-o", "x.trie", "--vocab-size", "50", "--json")
-    return of_files(made, ["x.trie", "more.jsonl"], ("build-trie", "more.jsonl", "--append", "x.trie", "--json"), "x.trie")
-
-
 def append_joining(made: Path) -> Scenario:
     """To a trie of as many segments as there may be: the smaller ones are joined."""
     id_corpus(made, "ids.jsonl", 5)
@@ -109,28 +77,21 @@ def append_joining(made: Path) -> Scenario:
     return of_files(made, ["x.trie", "ids.jsonl"], ("build-trie", "ids.jsonl", "--append", "x.trie", "--json"), "x.trie")
 
 
-def two_tries(made: Path) -> None:
+def two_segments(made: Path) -> None:
     id_corpus(made)
     id_corpus(made, "more.jsonl", 5)
     run_here(made, "build-trie", "ids.jsonl", "-o", "a.trie", "--vocab-size", "50", "--json")
-    run_here(made, "build-trie", "more.jsonl", "-o", "b.trie", "--vocab-size", "50", "--json")
+    run_here(made, "build-trie", "more.jsonl", "--append", "a.trie", "--json")
 
 
 def merge(made: Path) -> Scenario:
-    two_tries(made)
-    return of_files(made, ["a.trie", "b.trie"], ("merge-tries", "a.trie", "b.trie", "-o", "x.trie", "--json"), "x.trie")
-
-
-def merge_in_place(made: Path) -> Scenario:
-    """The output is an input."""
-    two_tries(made)
-    run_here(made, "build-trie", "more.jsonl", "--append", "a.trie", "--json")
+    """The output is the input."""
+    two_segments(made)
     return of_files(made, ["a.trie"], ("merge-tries", "a.trie", "-o", "a.trie", "--json"), "a.trie")
 
 
 def prune(made: Path) -> Scenario:
-    two_tries(made)
-    run_here(made, "build-trie", "more.jsonl", "--append", "a.trie", "--json")
+    two_segments(made)
     return of_files(made, ["a.trie"], ("prune-trie", "a.trie", "-o", "x.trie", "--min-count", "2", "--json"), "x.trie")
 
 
@@ -149,8 +110,8 @@ def small_runs() -> None:
 PROMPTS = [{"id": f"q{number}", "prompt": prompt} for number, prompt in enumerate(["Hello", "What is", "The cat"])]
 
 
-def job(made: Path, out: str, trie_before: bool) -> Scenario:
-    """generate, with all that it writes: rows, journal, manifest, metrics, a trie. It is resumed until it is done."""
+def generate(made: Path) -> Scenario:
+    """With all that it writes: rows, journal, manifest, metrics, a trie that is there. It is resumed until it is done."""
     import dataclasses
 
     import torch
@@ -159,13 +120,11 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
     from lookahead.models.options import ModelOptions
 
     torch.set_num_threads(1)
+    out = "out.jsonl"
     (made / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     model = ("--model", str(TOKENIZER), "--input", "in.jsonl", "--max-new-tokens", "3", "--batch-size", "2", "--quiet")
     command = ("generate", *model, "-o", out, "--metrics", "job.prom", "--save-trie", "learned.trie", "--resume")
-    given = ["in.jsonl"]
-    if trie_before:
-        run_here(made, *[part if part != out else "other.jsonl" for part in command])
-        given.append("learned.trie")
+    run_here(made, *[part if part != out else "other.jsonl" for part in command])
     real = EngineSettings.load
     loaded: list[Any] = []
 
@@ -173,7 +132,7 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
         return loaded.pop() if loaded else real(settings, *arguments)
 
     EngineSettings.load = load_once
-    scenario = of_files(made, given, command)
+    scenario = of_files(made, ["in.jsonl", "learned.trie"], command)
     settings = EngineSettings(ModelOptions(str(TOKENIZER)), batch_size=2)
     loaded.append(real(settings))  # for the children, each of which takes its copy of it
     answered, kept = rows_of(made / "warm" / out), documents_of(made / "warm")
@@ -184,12 +143,9 @@ def job(made: Path, out: str, trie_before: bool) -> Scenario:
         return done and manifest.exists() and json.loads(manifest.read_text())["state"] == "complete"
 
     def whole(folder: Path) -> None:
-        rows = folder / (out if out.endswith(".jsonl") else f"{out}.partial.jsonl")
-        if rows.exists():  # the last line may be cut short
-            lines = rows.read_bytes().splitlines(keepends=True)
+        if (folder / out).exists():  # the last line may be cut short
+            lines = (folder / out).read_bytes().splitlines(keepends=True)
             assert all(steady(json.loads(line)) in answered for line in lines if line.endswith(b"\n"))
-        elif (folder / out).exists():
-            assert rows_of(folder / out) == answered
         documents_of(folder)
         for manifest in folder.glob("*.manifest.json"):
             json.loads(manifest.read_text())
@@ -206,10 +162,6 @@ def steady(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        return [steady(row) for row in pyarrow.parquet.read_table(path).to_pylist()]
     return [steady(json.loads(line)) for line in path.read_bytes().splitlines()]
 
 
@@ -224,22 +176,9 @@ def documents_of(folder: Path) -> list[list[int]]:
     return sorted(document.tolist() for document in trie.documents())
 
 
-def generate(made: Path) -> Scenario:
-    return job(made, "out.jsonl", trie_before=False)
-
-
-def generate_parquet(made: Path) -> Scenario:
-    """Into a Parquet file and a trie that is there."""
-    return job(made, "out.parquet", trie_before=True)
-
-
 SCENARIOS: dict[str, Callable[[Path], Scenario]] = {
-    made.__name__: made
-    for made in (
-        build, build_in_runs, build_pruned, build_from_parquet, append, append_joining, merge, merge_in_place, prune,
-        generate, generate_parquet,
-    )
-}  # fmt: skip
+    made.__name__: made for made in (build_in_runs, build_pruned, append_joining, merge, prune, generate)
+}
 
 
 def prepared(name: str, made: Path) -> Any:

@@ -30,18 +30,7 @@ KINDS = (
     "stat",
 )  # fmt: skip
 COUNT, FAIL, FAIL_AFTER, SHORT, SHORT_FROM_HERE, DEAD, READ_ONLY, FULL, KILL, KILL_AFTER = range(10)
-ACTIONS = (
-    "count",
-    "fails",
-    "fails when done",
-    "short",
-    "short from here on",
-    "dead",
-    "read-only",
-    "full",
-    "kill",
-    "kill after",
-)
+ACTIONS = ["count", "fails", "fails when done", "short", "short from here", "dead", "read-only", "full", "kill", "kill after"]
 NO_SPACE, IO, INTERRUPTED, READ_ONLY_DISK, QUOTA = errno.ENOSPC, errno.EIO, errno.EINTR, errno.EROFS, errno.EDQUOT
 FAILS = {
     "create": (NO_SPACE, IO, INTERRUPTED, READ_ONLY_DISK, QUOTA),

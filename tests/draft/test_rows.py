@@ -29,10 +29,6 @@ def drafted(drafter, prompt, said=(), **limits):
     return paths_of(tree)[1:], [drafter.source_names[source] for source in tree.sources[1:]]
 
 
-def same(one, other):
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in DraftTree.__dataclass_fields__)
-
-
 def copied_text(seed, length, vocabulary=12):
     """Text that copies itself with changes, as answers do."""
     random = np.random.default_rng(seed)
@@ -108,15 +104,6 @@ def test_match_broken_by_one_token_goes_on_behind_it(make_trie):
 
 
 # ---- rows
-def start_rows(drafter, count):
-    rows = []
-    for number in range(count):
-        text = copied_text(number, 80 + 7 * number)
-        rows.append(drafter.start(text[:50]))
-        rows[-1].accept(text[50:])
-    return rows
-
-
 def test_output_of_one_row_is_drafted_for_the_others_as_soon_as_it_is_finished():
     drafter = drafter_of()
     one, two = drafter.start([7]), drafter.start([8])

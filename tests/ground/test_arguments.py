@@ -51,15 +51,6 @@ def test_stop_text_given_as_one_text_stops_there_and_not_at_its_letters(engine):
     assert none.token_ids[: len(one.token_ids)] == one.token_ids
 
 
-@pytest.mark.parametrize(
-    "value", [b"ab", bytearray(b"ab"), memoryview(b"ab"), torch.tensor(True), np.bool_(True), torch.tensor([1.5]), [[5]], 5.0]
-)
-def test_bytes_booleans_and_fractions_are_no_token_ids(value):
-    for wrong in ({"stop_token_ids": value}, {"bad_words_ids": [value]}, {"bad_words_ids": [{5, 6}]}, {"stop": [b"a"]}):
-        with pytest.raises(UsageError, match=r"Give |give "):
-            Sampling(**wrong)
-
-
 def test_fields_of_sampling_take_one_or_several():
     params = GenerationParams(stop="END", stop_token_ids=7)
     assert (params.stop, params.stop_token_ids) == (("END",), (7,))

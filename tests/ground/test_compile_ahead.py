@@ -90,15 +90,6 @@ def test_kernel_is_compiled_here_where_the_other_process_fails(tmp_path):
     assert (missed, done) == ("1", "False")
 
 
-def test_kernel_is_compiled_here_where_no_process_can_be_started(folder, monkeypatch):
-    def refused(*arguments, **options):
-        raise PermissionError("no processes here")
-
-    monkeypatch.setattr(subprocess, "Popen", refused)
-    monkeypatch.setattr(kernel_cache, "wait_for", None)
-    assert not compile_ahead.start(["budget"])
-
-
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     code = (

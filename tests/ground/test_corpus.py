@@ -124,27 +124,11 @@ def test_blank_lines_are_skipped_but_counted_as_lines(tmp_path):
     assert report.problems == [f'{path}:4: no "text" field (found: id). Use --text-field NAME.']
 
 
-def test_more_rows_than_one_batch_come_in_order(tmp_path, tokenizer):
-    rows = [{"ids": [n]} if n % 2 else {"text": f"the {n}"} for n in range(1100)]
-    path = written(tmp_path, json_lines(*rows), "many.jsonl")
-    expected = [[n] if n % 2 else [*tokenizer(f"the {n}")["input_ids"], EOS] for n in range(1100)]
-    for workers in (1, 3):
-        documents, report = read(path, tokenizer, workers=workers)
-        assert ids_of(documents) == expected
-        assert report.rows == 1100
-
-
 def test_answer_keeps_the_last_four_tokens_of_its_prompt(tmp_path, tokenizer):
     path = written(tmp_path, json_lines({"prompt": "the cat sat on the mat", "response": " and the dog"}))
     documents, _ = read(path, tokenizer)
     prompt, answer = (tokenizer(t)["input_ids"] for t in ("the cat sat on the mat", " and the dog"))
     assert list(documents[0].token_ids) == [*prompt[-4:], *answer, EOS]
-
-
-def test_prompt_of_fewer_tokens_than_are_kept_is_kept_whole(tmp_path, tokenizer):
-    path = written(tmp_path, json_lines({"prompt": "the", "response": " cat"}, {"prompt": "", "response": " cat"}))
-    the, cat = (tokenizer(t)["input_ids"] for t in ("the", " cat"))
-    assert ids_of(read(path, tokenizer)[0]) == [[*the, *cat, EOS], [*cat, EOS]]
 
 
 REFUSED_TURN = {"role": "system", "content": "be brief"}
@@ -254,12 +238,6 @@ def test_bad_row_is_counted_with_its_file_and_line_and_the_rest_is_read_unless_s
     assert str(refused.value) == f"{path}:2: {problem}"
 
 
-def test_escaped_surrogate_pair_is_a_character_like_any_other(tmp_path, tokenizer):
-    path = written(tmp_path, b'{"text": "\\uD83D\\uDE00"}\n')
-    documents, _ = read(path, tokenizer)
-    assert texts(documents, tokenizer) == ["\U0001f600<eos>"]
-
-
 def test_all_bad_rows_are_counted_and_the_first_ten_listed(tmp_path):
     path = written(tmp_path, b"x\n" * 25 + b'{"ids": [1]}\n')
     documents, report = read(path)
@@ -280,13 +258,6 @@ def test_json_nested_without_end_is_a_bad_row(tmp_path):
     documents, report = read(path)
     assert ids_of(documents) == [[1]]
     assert report.bad == 1
-
-
-def test_binary_junk_gives_bad_rows_and_no_documents(tmp_path):
-    path = written(tmp_path, bytes(range(256)) * 4)
-    documents, report = read(path)
-    assert documents == []
-    assert report.bad == len([line for line in path.read_bytes().split(b"\n") if line.strip()])
 
 
 @pytest.mark.parametrize(

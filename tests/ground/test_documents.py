@@ -81,11 +81,6 @@ def test_header_that_is_none_is_refused(tmp_path, content, saying):
         rows_in(tmp_path / "in.csv")
 
 
-def test_long_field_of_csv_is_read(tmp_path):
-    (tmp_path / "in.csv").write_text("prompt\n" + "x" * 500_000 + "\n")
-    assert rows_in(tmp_path / "in.csv") == [(2, {"prompt": "x" * 500_000})]
-
-
 @pytest.mark.parametrize("piece", [1, 2, 7, 64, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 1])
 def test_array_is_read_element_by_element_wherever_it_is_cut(tmp_path, monkeypatch, piece, indent):

@@ -50,12 +50,6 @@ def test_folder_of_a_similar_name_is_offered(tmp_path, monkeypatch, online):
     assert online == []
 
 
-def test_file_is_called_a_file(tmp_path, online):
-    (tmp_path / "model.bin").write_text("")
-    with pytest.raises(ModelError, match=r"model\.bin: is a file\. Give a model folder, or a hub name"):
-        check_name(str(tmp_path / "model.bin"), "a model folder")
-
-
 def test_gguf_file_is_named_with_its_folder_or_repository(tmp_path, online):
     (tmp_path / "a.Q8_0.gguf").write_text("")
     here, path = str(tmp_path), str(tmp_path / "a.Q8_0.gguf")
@@ -84,10 +78,6 @@ def test_hub_that_does_not_answer_is_asked_once_and_said_in_one_line(online):
             load_tokenizer("org/no-such-model")
         assert "\n" not in str(refused.value)
     assert online == ["org/no-such-model"]
-
-
-def test_cached_model_is_loaded_from_the_cache_where_the_hub_does_not_answer(online):
-    assert check_name("org/cached", "a model folder") == {"local_files_only": True}
 
 
 @pytest.mark.parametrize("command", ["build-trie", "generate"])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lookahead.native import kernels
-from lookahead.native.interpreted import Interpreted
 from lookahead.native.kernels import address_of, carray, int32_at, int64_at, kernel
 from tests.support.native import copy_of_native
 
@@ -145,7 +144,4 @@ def results_of(function) -> tuple[list[int], np.ndarray]:
 def test_elements_rows_and_slices_are_those_of_numpy():
     compiled, array = results_of(elements)
     assert compiled == [23, 19, 19, 23, 7, 17, 7, ROWS, COLUMNS, 2, 17, 16]
-    interpreted, other = results_of(Interpreted(elements))
-    assert interpreted == compiled
-    assert np.array_equal(array, other)
     assert array[19] == 1019

@@ -2,15 +2,12 @@
 
 import datetime
 import json
-import logging
 import shutil
-import threading
-import time
 
 import pytest
 
 from lookahead.corpus.read import CorpusReport, read_documents
-from lookahead.tokenizer import chat_text, identity, load_tokenizer, quiet_hub
+from lookahead.tokenizer import chat_text, identity, load_tokenizer
 from lookahead_cli.demo import samples_folder
 
 
@@ -25,12 +22,6 @@ def test_tokenizer_loaded_without_torch_is_the_one_that_auto_tokenizer_gives(whi
     assert ours(text)["input_ids"] == theirs(text)["input_ids"]
     assert identity(ours, "x") == identity(theirs, "x")
     assert (ours.eos_token_id, ours.chat_template) == (theirs.eos_token_id, theirs.chat_template)
-
-
-def test_copied_tokenizer_has_the_same_fingerprint(tokenizer_folder, tmp_path):
-    shutil.copytree(tokenizer_folder, tmp_path / "copy")
-    copied = identity(load_tokenizer(str(tmp_path / "copy")), "copy")
-    assert copied.fingerprint == identity(load_tokenizer(str(tokenizer_folder)), "x").fingerprint
 
 
 TIMED = [
@@ -51,26 +42,6 @@ def test_chat_template_writes_the_time_that_it_is_given_and_else_what_transforme
     then = datetime.datetime(1999, 12, 31, 23, 59)
     assert (chat_text(tokenizer, chat, then) == theirs) is ("strftime_now" not in template)
     assert "99" in chat_text(tokenizer, chat, then) or "365" in chat_text(tokenizer, chat, then) or template == TIMED[-1]
-
-
-def test_log_level_of_the_hub_client_is_as_before_once_two_threads_have_kept_it_quiet():
-    hub, first_is_in, second_is_in = logging.getLogger("huggingface_hub"), threading.Event(), threading.Event()
-    before = hub.level
-
-    def second():
-        first_is_in.wait()
-        with quiet_hub():
-            second_is_in.set()
-            assert hub.level == logging.ERROR
-            time.sleep(0.1)
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    with quiet_hub():
-        first_is_in.set()
-        second_is_in.wait(0.05)
-    thread.join()
-    assert hub.level == before
 
 
 LIMITS = {

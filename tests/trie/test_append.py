@@ -51,14 +51,6 @@ def test_header_that_an_append_returns_is_the_one_in_the_file(path):
     assert append_trie([TokenDocument([1], "a")], path, IDENTITY) == Trie(path).header
 
 
-def test_what_is_said_of_how_the_trie_was_built_stays(tmp_path):
-    trie = build_ids(tmp_path / "x.trie", DOCUMENTS, options={"note": "x"})
-    appended = append_ids(trie.path, [[1]])
-    assert appended.header.options == trie.header.options
-    assert (appended.header.tokenizer_name, appended.header.depth) == (trie.header.tokenizer_name, trie.header.depth)
-    assert appended.header.content_hash != trie.header.content_hash
-
-
 def test_documents_of_a_known_source_are_counted_to_it(path):
     append_ids(path, [[1, 2]], source="b")
     trie = append_ids(path, [[4, 4, 4]], source="a")
@@ -90,16 +82,6 @@ def test_open_readers_keep_answering_from_the_old_file(path):
     append_ids(path, [[1, 2, 3]])
     assert_answers(reader, DOCUMENTS)
     assert Trie(path).header.documents == 3
-
-
-def test_reader_that_opens_the_file_meanwhile_finds_the_old_one(path):
-    def documents():
-        assert_answers(Trie(path), DOCUMENTS)
-        yield TokenDocument([1, 2, 3], "a")
-        assert_answers(Trie(path), DOCUMENTS)
-
-    append_trie(documents(), path, IDENTITY)
-    assert_answers(Trie(path), [*DOCUMENTS, [1, 2, 3]])
 
 
 # ---- what is refused
@@ -159,16 +141,6 @@ def test_file_that_another_process_replaced_meanwhile_without_a_lock_is_not_over
     with pytest.raises(TrieFormatError, match="was replaced by another process meanwhile; nothing is appended"):
         append_trie(documents(), path, IDENTITY)
     assert_unchanged(path, theirs[0])
-
-
-def test_file_that_was_removed_meanwhile_is_not_brought_back(path):
-    def documents():
-        yield TokenDocument([1, 2, 3], "a")
-        path.unlink()
-
-    with pytest.raises(LookaheadError):
-        append_trie(documents(), path, IDENTITY)
-    assert list(path.parent.iterdir()) == []
 
 
 # ---- damage
@@ -249,16 +221,6 @@ def test_forty_small_appends_leave_few_segments_that_add_up(path):
     assert [trie.header.sources[n].name for n in numbers] == names
 
 
-def test_large_segments_are_left_when_small_ones_are_joined(path):
-    build_ids(path, [[n % 10 for n in range(500)]])
-    large = Trie(path).header.segments[0]
-    for number in range(20):
-        trie = append_ids(path, [[number % 10]])
-        assert trie.header.segments[0] == large
-    assert 1 < len(trie.segments) <= MAX_SEGMENTS
-    trie.verify()
-
-
 @given(st.lists(st.integers(1, 1 << 40), min_size=1, max_size=MAX_SEGMENTS))
 def test_kept_segments_outweigh_what_is_behind_them_and_leave_room_for_one_more(tokens):
     kept = kept_segments(tokens)
@@ -267,14 +229,6 @@ def test_kept_segments_outweigh_what_is_behind_them_and_leave_room_for_one_more(
         assert kept == len(tokens)
     else:
         assert all(tokens[k] > sum(tokens[k + 1 :]) for k in range(kept))
-
-
-def test_segments_joined_are_the_build_over_all_documents(path, monkeypatch):
-    monkeypatch.setattr(build, "MAX_SEGMENTS", 1)
-    trie = append_ids(path, [[1, 2, 3], [7]])
-    whole = build_ids(path.with_name("whole.trie"), [*DOCUMENTS, [1, 2, 3], [7]])
-    assert trie.header.segments == whole.header.segments
-    assert [getattr(trie.segments[0], n).tolist() for n in ARRAYS] == [getattr(whole.segments[0], n).tolist() for n in ARRAYS]
 
 
 # ---- several processes

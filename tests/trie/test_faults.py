@@ -126,45 +126,29 @@ def sections(change):
 IMPOSSIBLE, UNREADABLE = "impossible value", "unreadable header"
 CHANGES = {
     "dtype": (section("tokens", dtype="<f4"), "section tokens has dtype '<f4'"),
-    "dtype-of-objects": (section("tokens", dtype="|O"), "section tokens has dtype '|O'"),
     "dtype-no-text": (section("tokens", dtype=["<u2"]), IMPOSSIBLE),
-    "dtype-too-wide": (section("suffixes", dtype="<u8"), "section first would lie at"),
     "dtype-of-tokens-wider": (section("tokens", dtype="<u4"), "would lie at|section tokens has dtype"),
-    "offset-in-the-preamble": (section("tokens", offset=0), "section tokens would lie at 0"),
     "offset-unaligned": (section("first", offset=1), "section first would lie at 1"),
-    "offset-outside": (section("first", offset=1 << 40), "section first would lie at 1099511627776"),
     "offset-with-a-gap": (section("document_sources", offset=640), "section document_sources would lie at 640"),
     "entries-far-too-many": (section("tokens", entries=1 << 61), "section tokens would lie at"),
     "entries-of-tokens": (section("tokens", entries=16), "section tokens has 16 entries, not 17"),
     "entries-of-first": (section("first", entries=10), "section first has 10 entries, not 11"),
     "entries-of-samples": (section("samples", entries=0), "section document_ends would lie at"),
-    "entries-of-ends": (section("document_ends", entries=2), "section document_ends has 2 entries, not 3"),
-    "entries-of-sources": (section("document_sources", entries=2), "section document_sources has 2"),
     "more-suffixes-than-tokens": (section("suffixes", entries=15), "more suffixes than tokens"),
     "section-unknown": (section("suffixes", name="trie"), "sections .*'trie'.*, expected"),
-    "section-name-no-text": (section("suffixes", name=["x"]), IMPOSSIBLE),
     "section-missing": (sections(lambda found: found.pop()), "sections .*, expected"),
-    "section-twice": (sections(lambda found: found.append(found[0])), "sections .*, expected"),
-    "sections-in-another-order": (sections(lambda found: found.reverse()), "sections .*, expected"),
-    "sections-none": (sections(lambda found: found.clear()), "sections .*, expected"),
     "entries-negative": (section("tokens", entries=-1), IMPOSSIBLE),
-    "entries-of-a-boolean": (section("first", entries=True), IMPOSSIBLE),
     "checksum-no-number": (section("tokens", crc="no"), IMPOSSIBLE),
-    "offset-no-whole-number": (section("tokens", offset=64.0), IMPOSSIBLE),
-    "section-with-unknown-field": (section("tokens", extra=1), UNREADABLE),
     "segments-none": (field(segments=[]), IMPOSSIBLE),
     "segments-no-list": (field(segments=7), UNREADABLE),
     "segment-twice": (lambda f: f["segments"].append(f["segments"][0]), "section tokens would lie at"),
     "segment-tokens": (segment(tokens=13), "section tokens has 17 entries, not 16"),
-    "segment-documents": (segment(documents=4), "section tokens has 17 entries, not 18"),
     "segment-without-documents": (segment(documents=0, tokens=17), IMPOSSIBLE),
-    "segment-with-unknown-field": (segment(extra=1), UNREADABLE),
     "segment-without-sections": (lambda f: f["segments"][0].pop("sections"), UNREADABLE),
     "vocab-size": (field(vocab_size=9), "section first has 11 entries, not 10"),
     "vocab-size-zero": (field(vocab_size=0), IMPOSSIBLE),
     "vocab-size-no-number": (field(vocab_size=True), IMPOSSIBLE),
     "depth-less": (field(depth=31), IMPOSSIBLE),
-    "depth-more": (field(depth=33), IMPOSSIBLE),
     "options-no-map": (field(options=[]), IMPOSSIBLE),
     "options-with-bytes": (field(options={"x": [b"\xff"]}), UNREADABLE),
     "options-too-deep": (
@@ -172,22 +156,15 @@ CHANGES = {
         UNREADABLE,
     ),
     "source-twice": (lambda f: f["sources"].append({**f["sources"][0], "documents": 0, "tokens": 0}), IMPOSSIBLE),
-    "fingerprint-no-text": (field(tokenizer_fingerprint=5), IMPOSSIBLE),
     "name-no-text": (field(tokenizer_name=None), IMPOSSIBLE),
-    "tool-no-text": (field(tool_version=b"x"), IMPOSSIBLE),
-    "hash-no-text": (field(content_hash=0), IMPOSSIBLE),
     "created-no-number": (field(created="now"), IMPOSSIBLE),
     "created-negative": (field(created=-1.0), IMPOSSIBLE),
-    "created-in-no-calendar": (field(created=1e300), IMPOSSIBLE),
     "sources-no-list": (field(sources=5), UNREADABLE),
     "sources-none": (field(sources=[]), IMPOSSIBLE),
     "source-tokens": (source(tokens=12), "documents or tokens of the sources do not add up"),
-    "source-documents": (source(documents=1), "documents or tokens of the sources do not add up"),
-    "weight-no-number": (source(weight="x"), IMPOSSIBLE),
     "weight-negative": (source(weight=-1.0), IMPOSSIBLE),
     "weight-not-a-number": (source(weight=float("nan")), IMPOSSIBLE),
     "weight-too-large": (source(weight=1e7), IMPOSSIBLE),
-    "weight-infinite": (source(weight=float("inf")), IMPOSSIBLE),
     "source-name-no-text": (source(name=1), IMPOSSIBLE),
     "field-missing": (lambda f: f.pop("depth"), UNREADABLE),
     "field-unknown": (field(unknown=1), UNREADABLE),
@@ -213,11 +190,6 @@ def test_header_field_that_no_array_contradicts_is_harmless(trie, change):
         altered = Trie(trie.path)
         ask_everything(altered)
         verifies(altered)
-
-
-def test_header_rewritten_without_a_change_is_accepted(trie):
-    rewrite_header(trie.path, lambda fields: None)
-    Trie(trie.path).verify()
 
 
 @pytest.mark.parametrize("packed", [b"\x05", b"\x93\x01\x02\x03", b"\xc1", b"\x81\xa1a", b"", b"\x91" * 5000, b"\xa1\xff"])
@@ -340,53 +312,21 @@ def test_altered_file_never_verifies_and_harms_no_query(two_segments, tmp_path, 
     assert bool(opened) == (kind in ("bit flipped", "bytes exchanged", "ranges swapped"))
 
 
-def test_file_cut_at_any_length_is_refused_with_both_sizes(trie):
+def test_file_cut_or_lengthened_is_refused_with_both_sizes(trie):
     data = trie.path.read_bytes()
-    trie.path.write_bytes(data[:-1])
-    with pytest.raises(TrieFormatError, match=f"header states {len(data)} bytes, file has {len(data) - 1}.*cut short"):
-        Trie(trie.path)
+    for other, why in ((data[:-1], "cut short"), (data + b"\0", "appended")):
+        trie.path.write_bytes(other)
+        with pytest.raises(TrieFormatError, match=f"header states {len(data)} bytes, file has {len(other)}.*{why}"):
+            Trie(trie.path)
     for size in range(len(data)):
         trie.path.write_bytes(data[:size])
         with pytest.raises(TrieFormatError):
             Trie(trie.path)
 
 
-def test_trie_with_bytes_appended_is_refused_with_both_sizes(trie):
-    data = trie.path.read_bytes()
-    trie.path.write_bytes(data + b"\0")
-    with pytest.raises(TrieFormatError, match=f"header states {len(data)} bytes, file has {len(data) + 1}.*appended"):
-        Trie(trie.path)
-
-
 def write_again(path, data):
     path.unlink()  # the old file may be mapped
     path.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_flipped_byte_in_a_section_of_either_segment_is_found_by_verify(two_segments, tmp_path, name):
-    path = tmp_path / "x.trie"
-    path.write_bytes(two_segments)
-    for found in (s for s in sections_of(Trie(path)) if s.name == name):
-        for place in {found.offset, (found.offset + found.end) // 2, found.end - 1}:
-            write_again(path, two_segments[:place] + bytes([two_segments[place] ^ 0x10]) + two_segments[place + 1 :])
-            with pytest.raises(TrieFormatError, match=f"section {name} is damaged"):
-                Trie(path).verify()
-
-
-def test_byte_between_sections_that_is_not_zero_is_found_by_verify(two_segments, tmp_path):
-    path = tmp_path / "x.trie"
-    path.write_bytes(two_segments)
-    found, end, checked = sections_of(Trie(path)), 32, 0
-    for section in found:
-        for place in {end, section.offset - 1} if section.offset > end else ():
-            assert two_segments[place] == 0
-            write_again(path, two_segments[:place] + b"\x01" + two_segments[place + 1 :])
-            with pytest.raises(TrieFormatError, match=f"bytes before section {section.name} are not zero"):
-                Trie(path).verify()
-            checked += 1
-        end = section.end
-    assert checked > 8
 
 
 def test_flipped_byte_in_preamble_or_header_is_found_on_opening(trie):

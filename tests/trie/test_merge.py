@@ -1,27 +1,19 @@
 """Merging: one file of one segment, weights by source, and nothing of what is damaged or of other tokenizers."""
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lookahead.errors import TokenizerMismatchError, UsageError
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
-from lookahead.trie.build import append_trie, build_trie
+from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.segment import Effort
-from tests.support.tries import ARRAYS, tiny_runs
+from tests.support.tries import tiny_runs
 
 IDENTITY = TokenizerIdentity(6, "f" * 16, "tiny")
-documents_of_sources = st.lists(
-    st.builds(TokenDocument, st.lists(st.integers(0, 3), min_size=1, max_size=10), st.sampled_from(["a", "b", "c"])),
-    min_size=1,
-    max_size=8,
-)
 
 
 def build(folder, name, documents):
@@ -36,19 +28,6 @@ def merge(folder, *tries, name="merged.trie", **options):
 
 def ids(*documents, source="a"):
     return [TokenDocument(document, source) for document in documents]
-
-
-@given(documents_of_sources, documents_of_sources, documents_of_sources)
-def test_merged_tries_hold_what_a_build_over_all_corpora_holds(first, second, third):
-    with tempfile.TemporaryDirectory() as folder:
-        one, two = build(folder, "1.trie", first), build(folder, "2.trie", second)
-        append_trie(third, two.path, IDENTITY)
-        merged, whole = merge(folder, one, two), build(folder, "whole.trie", [*first, *second, *third])
-        merged.verify()
-        for name in ARRAYS:
-            assert getattr(merged.segments[0], name).tolist() == getattr(whole.segments[0], name).tolist()
-        assert merged.header.segments == whole.header.segments
-        assert merged.header.sources == whole.header.sources
 
 
 def test_merged_counts_are_the_sums(tmp_path):
@@ -67,15 +46,6 @@ def test_same_merge_gives_the_same_bytes_whatever_the_memory(tmp_path, monkeypat
     expected = merge(tmp_path, *tries).path.read_bytes()
     with tiny_runs():
         assert merge(tmp_path, *tries, effort=Effort(workers=3)).path.read_bytes() == expected
-
-
-def test_trie_of_many_segments_is_joined_by_a_merge_onto_itself(tmp_path):
-    trie = build(tmp_path, "x.trie", ids([1, 2]))
-    append_trie(ids([1, 3], source="b"), trie.path, IDENTITY)
-    joined = merge(tmp_path, trie, name="x.trie")
-    assert len(joined.segments) == 1
-    assert [d.tolist() for d in joined.documents()] == [[1, 2], [1, 3]]
-    joined.verify()
 
 
 def test_inputs_stay_as_they_are(tmp_path):

@@ -139,25 +139,6 @@ def test_min_count_keeps_the_branches_seen_often_enough_and_the_text_they_need(d
             assert trie.header.options["min_count"] == min_count
 
 
-@given(documents_of_sources, documents_of_sources, st.integers(1, 60))
-def test_trie_of_several_segments_is_pruned_as_the_merged_one(first, more, max_tokens):
-    with tempfile.TemporaryDirectory() as folder:
-        path = build(folder, "appended.trie", first).path
-        append_trie(more, path, TokenizerIdentity(VOCAB_SIZE, "f" * 16))
-        merge_tries([path], Path(folder) / "merged.trie")
-        pruned = []
-        for name in ("appended", "merged"):
-            try:
-                prune_trie(Path(folder) / f"{name}.trie", Path(folder) / f"{name}.pruned.trie", max_tokens=max_tokens)
-                pruned.append(Trie(Path(folder) / f"{name}.pruned.trie"))
-            except LookaheadError:
-                pruned.append(None)
-        assert (pruned[0] is None) == (pruned[1] is None)
-        if pruned[0] is not None:
-            assert_same_content(*pruned)
-        assert not [p for p in Path(folder).iterdir() if p.name.startswith(".")]
-
-
 def test_long_documents_are_kept_piecewise(tmp_path):
     """3 units: the middle one shares nothing, so it goes; suffixes that looked into it are no longer indexed."""
     repeated = [1, 2, 3, 4] * (UNIT // 4)
@@ -228,16 +209,6 @@ def test_file_pruned_by_bytes_is_no_larger_than_asked(tmp_path, shape, min_count
         kept_documents(pruned, whole)
 
 
-def test_file_of_many_samples_is_pruned_to_the_bytes_asked_for(tmp_path):
-    draw = np.random.default_rng(0)
-    documents = [TokenDocument(draw.integers(0, 90, 100), "a") for _ in range(3000)]
-    build_trie(documents, tmp_path / "whole.trie", TokenizerIdentity(90))
-    size = (tmp_path / "whole.trie").stat().st_size
-    for min_count in (1, 2):
-        prune_trie(tmp_path / "whole.trie", tmp_path / "pruned.trie", min_count=min_count, max_bytes=size // 2)
-        assert 0.45 * size < (tmp_path / "pruned.trie").stat().st_size <= size // 2
-
-
 def test_limits_of_tokens_and_bytes_hold_together(tmp_path):
     whole = build(tmp_path, "whole.trie", SHAPES["text repeated and not"])
     size = whole.path.stat().st_size
@@ -245,23 +216,6 @@ def test_limits_of_tokens_and_bytes_hold_together(tmp_path):
     assert Trie(tmp_path / "pruned.trie").header.tokens == 200
     prune_trie(whole.path, tmp_path / "pruned.trie", max_tokens=1199, max_bytes=size // 2)
     assert (tmp_path / "pruned.trie").stat().st_size <= size // 2
-
-
-@given(documents_of_sources)
-def test_dropping_a_source_leaves_what_a_build_from_the_others_holds(documents):
-    with tempfile.TemporaryDirectory() as folder:
-        whole = build(folder, "whole.trie", documents)
-        dropped = documents[0].source
-        rest = [d for d in documents if d.source != dropped]
-        out = Path(folder) / "pruned.trie"
-        if not rest:
-            with pytest.raises(LookaheadError, match="nothing would be left"):
-                prune_trie(whole.path, out, drop_sources=[dropped])
-            return
-        prune_trie(whole.path, out, drop_sources=[dropped])
-        pruned = Trie(out)
-        pruned.verify()
-        assert_same_content(pruned, build(folder, "rest.trie", rest))
 
 
 def test_dropping_an_unknown_source_is_refused_with_the_known_ones(tmp_path):
@@ -278,17 +232,15 @@ def test_limits_that_would_leave_nothing_are_refused_and_nothing_is_written(tmp_
     assert not (tmp_path / "pruned.trie").exists()
 
 
-def test_trie_may_be_pruned_onto_itself(tmp_path):
-    whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2], "a"), TokenDocument([3], "b")])
-    prune_trie(whole.path, whole.path, drop_sources=["b"])
-    assert [d.tolist() for d in Trie(whole.path).documents()] == [[1, 2]]
-
-
 @given(documents_of_sources, st.data())
-def test_trie_without_a_document_is_the_one_built_without_it_byte_for_byte(documents, data):
+def test_trie_without_a_source_or_a_document_is_the_one_built_without_it_byte_for_byte(documents, data):
     dropped = data.draw(st.lists(st.sampled_from(documents), min_size=1, max_size=2))
-    gone = [list(d.token_ids) for d in dropped]
-    rest = [d for d in documents if list(d.token_ids) not in gone]
+    if data.draw(st.booleans()):
+        drop = {"drop_sources": [d.source for d in dropped]}
+        rest = [d for d in documents if d.source not in drop["drop_sources"]]
+    else:
+        drop, gone = {"drop_documents": dropped}, [list(d.token_ids) for d in dropped]
+        rest = [d for d in documents if list(d.token_ids) not in gone]
     appended = data.draw(st.booleans())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOURCE_DATE_EPOCH", "0")
@@ -298,9 +250,9 @@ def test_trie_without_a_document_is_the_one_built_without_it_byte_for_byte(docum
         out = Path(folder) / "pruned.trie"
         if not rest:
             with pytest.raises(LookaheadError, match="nothing would be left"):
-                prune_trie(whole.path, out, drop_documents=dropped)
+                prune_trie(whole.path, out, **drop)
             return
-        prune_trie(whole.path, out, drop_documents=dropped)
+        prune_trie(whole.path, out, **drop)
         expected = build(folder, "rest.trie", rest * 2 if appended else rest)
         assert out.read_bytes() == expected.path.read_bytes()
 

@@ -64,22 +64,6 @@ def test_runs_that_tie_or_differ_in_size_are_merged_like_any(monkeypatch, shape,
     assert merge(tokens, 4, runs, workers, limit=0) == sort_suffixes(tokens, 4).tolist()
 
 
-def test_run_of_one_is_given_in_blocks(monkeypatch):
-    small_blocks(monkeypatch, 1)
-    tokens = flat([[0, 1] * 50], 4)
-    blocks = [positions for positions, _ in merged(tokens, 4, runs_of(tokens, 4, []), 1, Pages(0))]
-    assert [len(block) for block in blocks] == [16] * 6 + [4]
-    assert np.concatenate(blocks).tolist() == sort_suffixes(tokens, 4).tolist()
-
-
-def test_empty_runs_give_nothing():
-    tokens = flat([[0, 1], [0]], 4)
-    nothing = np.empty(0, np.uint32)
-    runs = runs_of(tokens, 4, [3])
-    assert merge(tokens, 4, [Run(nothing, 0, 3), runs[1]]) == [3]
-    assert merge(tokens, 4, [Run(nothing, 0, 3), Run(nothing, 3, 2)]) == []
-
-
 @pytest.mark.parametrize("place", [0, 50, 98, 99, 100, 101, 199, -2])  # each of two runs offers 100 at a time
 @pytest.mark.parametrize("which", [0, 1])
 def test_run_that_is_not_sorted_is_refused_by_name(monkeypatch, place, which):
@@ -102,29 +86,6 @@ def test_position_outside_of_its_run_is_refused_by_name(value, count):
     suffixes[-1] = value
     with pytest.raises(TrieFormatError, match=r"old\.trie: a suffix points outside the tokens"):
         merge(tokens, 4, [Run(suffixes, 0, 30, "old.trie"), *runs[1:]])
-
-
-positions = st.one_of(st.lists(st.integers(0, 31), max_size=24), st.lists(st.integers(0, 30), max_size=24, unique=True))
-
-
-@given(positions, positions, st.booleans(), st.sampled_from([1, 16, 1 << 14]))
-def test_arbitrary_runs_come_out_whole_and_sorted_ones_sorted(left, right, sort, block):
-    tokens = flat([[0, 0, 1, 2] * 7 + [3, 3]] * 2, 4)  # 31 tokens each
-    rank = {p: number for number, p in enumerate([*sort_suffixes(tokens, 4).tolist(), 30, 61])}
-    if sort:
-        left, right = (sorted(part, key=lambda p: rank.get(p, 99)) for part in (left, right))
-    runs = [Run(np.array(left, np.uint32), 0, 31), Run(np.array(right, np.uint32), 31, 31)]
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            small_blocks(patch, block)
-            found = merge(tokens, 4, runs)
-    except TrieFormatError:
-        outside = max((*left, *right), default=0) >= 30  # or a separator
-        assert not sort or outside or len({*left}) < len(left) or len({*right}) < len(right)
-    else:
-        wanted = [*left, *(p + 31 for p in right)]
-        assert sorted(found) == sorted(wanted)
-        assert not sort or found == sorted(wanted, key=rank.__getitem__)
 
 
 # ---- what is kept on disk

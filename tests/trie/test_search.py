@@ -1,7 +1,6 @@
 """Finding texts among sorted suffixes, against a scan; on arrays that lie, nothing outside of them is reached."""
 
 import re
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from lookahead.trie.search import child_ranges, matching_range
 from lookahead.trie.suffixes import DEPTH
 from tests.support.depth import some_deep
-from tests.support.tries import VOCAB_SIZES, corpora, segment_of
+from tests.support.tries import VOCAB_SIZES, segment_of
 
 
 def orders(index, context, longest=DEPTH):
@@ -35,20 +34,6 @@ def children(index, length, low, high):
     return child_ranges(index.tokens, index.suffixes, length, low, high)
 
 
-@given(corpora(), st.data())
-def test_matching_range_holds_all_places_of_a_pattern_and_no_other(corpus, data):
-    documents, vocab_size = corpus
-    index = segment_of(documents, vocab_size)
-    drawn = st.lists(st.sampled_from([0, 1, vocab_size - 1]), min_size=1, max_size=6)
-    tails = st.sampled_from([d[i : i + DEPTH] for d in documents for i in range(len(d))])
-    pattern = data.draw(st.one_of(drawn, tails))
-    low, high = one_range(index, pattern)
-    text = index.tokens.tolist()
-    places = {p for p in range(len(text)) if text[p : p + len(pattern)] == pattern}
-    assert high - low == len(places)
-    assert set(index.suffixes[low:high].tolist()) == places
-
-
 @pytest.mark.parametrize("token", [-1, 4, 1 << 30])
 def test_token_outside_the_vocabulary_matches_nothing(token):
     index = segment_of([[0, 1, 2, 3]], 4)
@@ -62,31 +47,6 @@ def test_only_the_part_from_start_to_stop_is_searched():
     index = segment_of([[0, 1, 2, 3], [1, 2, 0]], 4)
     low, high = matching_range(index.tokens, index.suffixes, index.first, np.array([3, 1, 2, 3], np.int32), 1, 3)
     assert sorted(index.suffixes[low:high].tolist()) == [1, 5]  # the two places of [1, 2]
-
-
-def test_no_branch_crosses_from_one_document_into_the_next():
-    index = segment_of([[0, 1], [2, 3]], 4)
-    low, high = one_range(index, [1, 2])
-    assert high - low == 0
-    assert len(orders(index, [1, 2])) == 1
-    low, high = one_range(index, [1])
-    below, _, _ = children(index, 1, low, high)
-    assert below.tolist() == [4]  # the separator
-
-
-@given(corpora(longest=24))
-def test_child_ranges_count_each_next_token(corpus):
-    documents, vocab_size = corpus
-    index = segment_of(documents, vocab_size)
-    text = index.tokens.tolist()
-    for pattern in {tuple(d[i : i + n]) for d in documents for i in range(len(d)) for n in (1, 2, 3)}:
-        n = len(pattern)
-        low, high = one_range(index, pattern)
-        below, lows, highs = children(index, n, low, high)
-        counted = Counter(text[p + n] for p in range(len(text) - n) if tuple(text[p : p + n]) == pattern)
-        assert dict(zip(below.tolist(), (highs - lows).tolist(), strict=True)) == counted
-        assert below.tolist() == sorted(counted)
-        assert [low, *highs[:-1]] == lows.tolist()  # the ranges lie side by side
 
 
 def test_more_than_sixteen_children_are_all_found():

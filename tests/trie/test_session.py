@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.trie import session
-from lookahead.trie.session import CLOSED, SessionMemory, merge_sorted, sort_text
+from lookahead.trie.session import CLOSED, SessionMemory
 from lookahead.trie.suffixes import DEPTH
 
 token = st.sampled_from([0, 1, 2, 70_000])
@@ -142,45 +142,12 @@ def test_cleared_memory_is_as_new():
     assert_sorted_and_whole(memory)
 
 
-def test_every_output_changes_the_version():
-    memory = SessionMemory(8)
-    versions = [memory.version]
-    for n in range(6):
-        memory.append_documents([([0], [n])])
-        versions.append(memory.version)
-    assert len(set(versions)) == 7
-
-
 def test_vocabulary_grows_with_the_largest_token_seen():
     memory = SessionMemory(100)
     for ids, vocabulary in [([3, 1], 4), ([2], 4), ([150_000, 0], 150_001), ([5], 150_001)]:
         memory.append_documents([([], ids)])
         assert len(memory.runs[1].first) == vocabulary + 1
         assert_sorted_and_whole(memory)
-
-
-def test_left_context_and_output_may_be_arrays_of_any_integers():
-    memory = SessionMemory(100)
-    memory.append_documents([(np.array([7, 8], np.int32), np.array([1, 2], np.int64))])
-    assert outputs_of(memory) == [[8, 1, 2]]
-
-
-@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), min_size=1, max_size=60))
-def test_merged_positions_are_those_of_one_sort(earlier, later):
-    tokens = [*earlier, CLOSED, *later, CLOSED]
-    array = np.array(tokens, np.uint32)
-    first, second = sort_text(array, 0, len(earlier)), sort_text(array, len(earlier) + 1, len(later))
-    assert first.tolist() == sorted_plainly(tokens, range(len(earlier)))
-    positions = [p for p, token in enumerate(tokens) if token != CLOSED]
-    assert merge_sorted(array, first, second).tolist() == sorted_plainly(tokens, positions)
-
-
-def test_texts_that_differ_only_behind_32_tokens_stand_by_position():
-    tokens = np.array([*[1] * DEPTH, 9, CLOSED, *[1] * DEPTH, 8, CLOSED], np.uint32)
-    first, second = sort_text(tokens, 0, DEPTH + 1), sort_text(tokens, DEPTH + 2, DEPTH + 1)
-    merged = merge_sorted(tokens, first, second).tolist()
-    assert merged.index(0) < merged.index(DEPTH + 2)  # though 9 sorts behind 8
-    assert merged.index(1) > merged.index(DEPTH + 3)
 
 
 @given(

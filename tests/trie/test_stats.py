@@ -1,7 +1,6 @@
 """Figures of a trie, against a scan; those of several segments are those of the merged file."""
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.segment import Effort
 from lookahead.trie.stats import BRANCH_LENGTH, continuations, overview
-from tests.support.tries import VOCAB_SIZES, append_ids, build_ids, counts_of, small_blocks, texts, tiny_runs
+from tests.support.tries import VOCAB_SIZES, append_ids, build_ids, counts_of, texts, tiny_runs
 
 
 def rows(found):
@@ -58,29 +57,6 @@ def test_overview_is_that_of_a_scan_whatever_the_segments(corpus, deepest, most)
     branches = {ngram: count for ngram, count in counts_of(documents)[0].items() if len(ngram) == BRANCH_LENGTH}
     expected = sorted(branches.items(), key=lambda item: (-item[1], item[0]))[:most]
     assert found.top == [(list(ngram), count) for ngram, count in expected]
-
-
-def test_overview_of_many_blocks_is_that_of_one(tmp_path, monkeypatch):
-    random = np.random.default_rng(0)
-    parts = [[random.integers(0, 3, 2000).tolist() for _ in range(2)] for _ in range(3)]
-    trie = build_ids(tmp_path / "x.trie", parts[0])
-    for part in parts[1:]:
-        trie = append_ids(tmp_path / "x.trie", part)
-    merge_tries([trie.path], tmp_path / "merged.trie")
-    merged = Trie(tmp_path / "merged.trie")
-    expected = overview(merged)
-    small_blocks(monkeypatch, 64)
-    assert overview(merged) == expected == overview(trie)
-    counts = Counter(tuple(d[i : i + 4]) for part in parts for d in part for i in range(len(d) - 3))
-    assert expected.top == [
-        (list(branch), n) for branch, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:10]
-    ]
-
-
-def test_corpus_of_short_documents_has_no_branch_of_four_tokens(tmp_path):
-    found = overview(build_ids(tmp_path / "x.trie", [[1, 2, 3], [1], [1, 2]]))
-    assert rows(found) == [(1, 3, 3.0, 0.3333), (2, 2, 0.667, 0.5), (3, 1, 0.5, 1.0)]
-    assert found.top == []
 
 
 @pytest.mark.parametrize("segments", [1, 2])

@@ -14,11 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from lookahead.forward.processor import has_avx512, multiplies_pairs
-from lookahead.native.vector_code import FLOAT, INT, LANES, LONG, VECTOR, WHOLE, Code
+from lookahead.native.vector_code import FLOAT, INT, LANES, LONG, VECTOR, WHOLE, Code, emitted
 
 PANEL = 64  # outputs
 VECTORS = PANEL // LANES
@@ -111,41 +109,27 @@ def tiles(
         done = builder.add(done, builder.mul(rounds, constant(tokens)))
 
 
-@intrinsic
-def multiply(typing_context, kind, token, stride, count, weights, inner, sums, goes_on):
+@emitted(of_kind=True)
+def multiply(code, token, stride, count, weights, inner, sums, goes_on):
     """Add up products of `count` tokens with a panel, over `inner` numbers (pairs: twice as many), into sums [count, 64].
 
     kind: an array element whose type defines what weights are: float32, uint16 (bits of bfloat16), int16 (bits of float16),
     int32 (pairs of bfloat16). token: float32; bfloat16 for pairs. weights: the first line. goes_on: 0 where sums begin at zero.
     """
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder, signature.args[0])
-        _, token, stride, count, weights, inner, sums, goes_on = values
-        if code.kind == "int32" and not multiplies_pairs():  # no weights of this machine lie so, and LLVM has no code for it
-            return context.get_dummy_value()
-        size = 4 if code.kind in ("float32", "int32") else 2
-        for begin, home, (tokens, vectors), column in tiles(code, token, stride, count, sums):
-            here, there = code.at(weights, column, size * LANES), code.at(home, column, 4 * LANES)
-            _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors))
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 7), codegen
+    if code.kind == "int32" and not multiplies_pairs():  # no weights of this machine lie so, and LLVM has no code for it
+        return
+    size = 4 if code.kind in ("float32", "int32") else 2
+    for begin, home, (tokens, vectors), column in tiles(code, token, stride, count, sums):
+        here, there = code.at(weights, column, size * LANES), code.at(home, column, 4 * LANES)
+        _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors))
 
 
-@intrinsic
-def add_to(typing_context, target, addends, count):
+@emitted()
+def add_to(code, target, addends, count):
     """Add float32 numbers to float32 numbers, in place."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        target, addends, count = values
-        with code.loop(count, LANES) as at:
-            mask, none = code.below(builder.sub(count, at)), code.constant(0.0)
-            here = code.at(target, at, 4)
-            total = builder.fadd(code.masked(here, mask, none), code.masked(code.at(addends, at, 4), mask, none))
-            where = code.pointer(here, VECTOR)
-            code.call("llvm.masked.store.v16f32.p0", ir.VoidType(), total, where, ir.Constant(INT, 4), mask)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    builder = code.builder
+    with code.loop(count, LANES) as at:
+        mask, none = code.below(builder.sub(count, at)), code.constant(0.0)
+        here = code.at(target, at, 4)
+        total = builder.fadd(code.masked(here, mask, none), code.masked(code.at(addends, at, 4), mask, none))
+        code.store_numbers(total, here, 4, mask)

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from lookahead.native.kernels import kernel
 from lookahead.native.vector_code import (
@@ -25,6 +23,7 @@ from lookahead.native.vector_code import (
     VECTOR,
     WHOLE,
     Code,
+    emitted,
 )
 
 SMALLEST = 1e-30  # scale: of a group whose numbers differ by less, all are taken for the same
@@ -46,12 +45,7 @@ class _Group:
 
     def most(self, vectors: list[Any]) -> Any:
         """The largest of all lanes."""
-        code, builder = self.code, self.code.builder
-        most = builder.select(builder.fcmp_ordered(">", vectors[0], vectors[1]), vectors[0], vectors[1])
-        for half in (8, 4, 2, 1):
-            other = code.shuffled(most, most, [(lane + half) % LANES for lane in range(LANES)])
-            most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
-        return builder.extract_element(most, ir.Constant(INT, 0))
+        return self.code.reduced(self.code.larger(*vectors), self.code.larger)
 
     def half(self, number: Any, address: Any) -> Any:
         """Store a float32 as bfloat16, rounded to the nearest, halves to even; gives what is stored as float32."""
@@ -94,47 +88,37 @@ def _groups(code: Code, size: int, source: Any, count: Any, target: Any) -> Iter
         yield _Group(code, code.at(source, at, 4), builder.sub(count, at)), home
 
 
-@intrinsic
-def quantize8(typing_context, source, count, target):
+@emitted()
+def quantize8(code, source, count, target):
     """`count` float32 numbers as groups in 8 bits."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        for group, home in _groups(code, GROUP8, *values):
-            most = group.most([code.call("llvm.fabs.v16f32", VECTOR, part) for part in group.numbers])
-            scale = group.half(builder.fdiv(most, ir.Constant(FLOAT, 127.0)), home)
-            factor, bytes_ = group.factor(scale), ir.VectorType(BYTE, LANES)
-            whole = [group.whole(builder.fmul(part, factor), -127.0, 127.0) for part in group.numbers]
-            group.store([builder.trunc(part, bytes_) for part in whole], builder.add(home, ir.Constant(LONG, 2)), LANES)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    builder = code.builder
+    for group, home in _groups(code, GROUP8, source, count, target):
+        most = group.most([code.call("llvm.fabs.v16f32", VECTOR, part) for part in group.numbers])
+        scale = group.half(builder.fdiv(most, ir.Constant(FLOAT, 127.0)), home)
+        factor, bytes_ = group.factor(scale), ir.VectorType(BYTE, LANES)
+        whole = [group.whole(builder.fmul(part, factor), -127.0, 127.0) for part in group.numbers]
+        group.store([builder.trunc(part, bytes_) for part in whole], builder.add(home, ir.Constant(LONG, 2)), LANES)
 
 
-@intrinsic
-def quantize4(typing_context, source, count, target):
+@emitted()
+def quantize4(code, source, count, target):
     """`count` float32 numbers as groups in 4 bits."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        for group, home in _groups(code, GROUP4, *values):
-            least = builder.fneg(group.most([builder.fneg(part) for part in group.numbers]))
-            offset = group.half(least, builder.add(home, ir.Constant(LONG, 2)))
-            span = builder.fsub(group.most(group.numbers), offset)
-            scale = group.half(builder.fdiv(span, ir.Constant(FLOAT, 15.0)), home)
-            factor, begin, packed = group.factor(scale), code.splat(offset), []
-            for part in group.numbers:
-                whole = group.whole(builder.fmul(builder.fsub(part, begin), factor), 0.0, 15.0)
-                low, high = (
-                    builder.shuffle_vector(whole, whole, ir.Constant(ir.VectorType(INT, 8), list(lanes)))
-                    for lanes in (range(8), range(8, LANES))
-                )
-                high = builder.shl(high, ir.Constant(ir.VectorType(INT, 8), [4] * 8))
-                packed.append(builder.trunc(builder.or_(low, high), ir.VectorType(BYTE, 8)))
-            group.store(packed, builder.add(home, ir.Constant(LONG, 4)), LANES // 2)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    builder = code.builder
+    for group, home in _groups(code, GROUP4, source, count, target):
+        least = builder.fneg(group.most([builder.fneg(part) for part in group.numbers]))
+        offset = group.half(least, builder.add(home, ir.Constant(LONG, 2)))
+        span = builder.fsub(group.most(group.numbers), offset)
+        scale = group.half(builder.fdiv(span, ir.Constant(FLOAT, 15.0)), home)
+        factor, begin, packed = group.factor(scale), code.splat(offset), []
+        for part in group.numbers:
+            whole = group.whole(builder.fmul(builder.fsub(part, begin), factor), 0.0, 15.0)
+            low, high = (
+                builder.shuffle_vector(whole, whole, ir.Constant(ir.VectorType(INT, 8), list(lanes)))
+                for lanes in (range(8), range(8, LANES))
+            )
+            high = builder.shl(high, ir.Constant(ir.VectorType(INT, 8), [4] * 8))
+            packed.append(builder.trunc(builder.or_(low, high), ir.VectorType(BYTE, 8)))
+        group.store(packed, builder.add(home, ir.Constant(LONG, 4)), LANES // 2)
 
 
 @kernel

@@ -16,12 +16,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, VECTORS, constant, tiles
 from lookahead.forward.processor import multiplies_bytes
-from lookahead.native.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code
+from lookahead.native.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code, emitted
 
 GROUP = 64  # inputs
 TOKEN_GROUP = GROUP + 8  # bytes of a token's group
@@ -161,95 +159,65 @@ def _add_up(
                     code.store(code.fma(total, scale, code.load(home)), home)
 
 
-@intrinsic
-def multiply_groups(typing_context, kind, token, stride, count, weights, groups, sums):
+@emitted(of_kind=True)
+def multiply_groups(code, token, stride, count, weights, groups, sums):
     """Add products of `count` quantized tokens with a panel, over `groups`, to sums float32 [count, 64].
 
     kind: an array element whose type defines how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
     is added for 8 bits is to be multiplied by the outputs' scales.
     """
-    bits = 8 if str(kind) == "uint8" else 4
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        _, token, stride, count, weights, groups, sums = values
-        for begin, home, shape, column in tiles(code, token, stride, count, sums, TILES4 if bits == 4 else TILES):
-            _add_up(code, begin, stride, weights, groups, home, shape, bits, column)
-        return context.get_dummy_value()
-
-    return types.void(kind, *[types.int64] * 6), codegen
+    bits = 8 if code.kind == "uint8" else 4
+    for begin, home, shape, column in tiles(code, token, stride, count, sums, TILES4 if bits == 4 else TILES):
+        _add_up(code, begin, stride, weights, groups, home, shape, bits, column)
 
 
-@intrinsic
-def scale_by(typing_context, target, scales):
+@emitted()
+def scale_by(code, target, scales):
     """Multiply 64 float32 numbers by others, in place."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        for vector in range(VECTORS):
-            here, there = (builder.add(value, constant(4 * LANES * vector)) for value in values)
-            code.store(builder.fmul(code.load(here), code.load(there)), here)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    builder = code.builder
+    for vector in range(VECTORS):
+        here, there = (builder.add(value, constant(4 * LANES * vector)) for value in (target, scales))
+        code.store(builder.fmul(code.load(here), code.load(there)), here)
 
 
-@intrinsic
-def clear(typing_context, target, count):
+@emitted()
+def clear(code, target, count):
     """Set `count` times 16 float32 numbers to zero."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        with code.loop(values[1]) as at:
-            code.store(code.constant(0.0), code.at(values[0], at, 4 * LANES))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    with code.loop(count) as at:
+        code.store(code.constant(0.0), code.at(target, at, 4 * LANES))
 
 
-@intrinsic
-def quantize(typing_context, source, count, target, eight):
+@emitted()
+def quantize(code, source, count, target, eight):
     """A token of `count` float32 numbers to groups of int8, the last filled up with zeros.
 
     A group's scale is its largest number by 127, from group `eight` on by 7.49. Numbers are rounded to the nearest, halves to
     even.
     """
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        source, count, target, eight = values
-        groups = builder.sdiv(builder.add(count, constant(GROUP - 1)), constant(GROUP))
-        with code.loop(groups) as group:
-            at = builder.mul(group, constant(GROUP))
-            home = code.at(target, group, TOKEN_GROUP)
-            read = []
-            for part in range(GROUP // LANES):
-                here = builder.add(at, constant(LANES * part))
-                read.append(code.masked(code.at(source, here, 4), code.below(builder.sub(count, here)), code.constant(0.0)))
-            most = code.constant(0.0)
-            for part in read:
-                size = code.call("llvm.fabs.v16f32", VECTOR, part)
-                most = builder.select(builder.fcmp_ordered(">", size, most), size, most)
-            for half in (8, 4, 2, 1):
-                other = code.shuffled(most, most, [(lane + half) % LANES for lane in range(LANES)])
-                most = builder.select(builder.fcmp_ordered(">", other, most), other, most)
-            most = builder.extract_element(most, ir.Constant(INT, 0))
-            counts = builder.fcmp_ordered(">=", most, ir.Constant(FLOAT, LEAST))
-            in_8_bits = builder.icmp_signed("<", group, eight)
-            full, none = (
-                builder.select(in_8_bits, ir.Constant(FLOAT, 127.0), ir.Constant(FLOAT, FULL4)),
-                ir.Constant(FLOAT, 0.0),
-            )
-            factor = code.splat(builder.select(counts, builder.fdiv(full, most), none))
-            total = _whole(0)
-            for number, part in enumerate(read):
-                rounded = code.call("llvm.rint.v16f32", VECTOR, builder.fmul(part, factor))
-                whole = code.call("llvm.fptosi.sat.v16i32.v16f32", WHOLE, rounded)
-                total = builder.add(total, whole)
-                code.store(builder.trunc(whole, ir.VectorType(BYTE, LANES)), builder.add(home, constant(LANES * number)))
-            summed = code.call("llvm.vector.reduce.add.v16i32", INT, total)
-            code.store(builder.select(counts, builder.fdiv(most, full), none), builder.add(home, constant(GROUP)))
-            code.store(summed, builder.add(home, constant(GROUP + 4)))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+    builder = code.builder
+    groups = builder.sdiv(builder.add(count, constant(GROUP - 1)), constant(GROUP))
+    with code.loop(groups) as group:
+        at = builder.mul(group, constant(GROUP))
+        home = code.at(target, group, TOKEN_GROUP)
+        read = []
+        for part in range(GROUP // LANES):
+            here = builder.add(at, constant(LANES * part))
+            read.append(code.masked(code.at(source, here, 4), code.below(builder.sub(count, here)), code.constant(0.0)))
+        most = code.constant(0.0)
+        for part in read:
+            most = code.larger(code.call("llvm.fabs.v16f32", VECTOR, part), most)
+        most = code.reduced(most, code.larger)
+        counts = builder.fcmp_ordered(">=", most, ir.Constant(FLOAT, LEAST))
+        in_8_bits = builder.icmp_signed("<", group, eight)
+        full = builder.select(in_8_bits, ir.Constant(FLOAT, 127.0), ir.Constant(FLOAT, FULL4))
+        none = ir.Constant(FLOAT, 0.0)
+        factor = code.splat(builder.select(counts, builder.fdiv(full, most), none))
+        total = _whole(0)
+        for number, part in enumerate(read):
+            rounded = code.call("llvm.rint.v16f32", VECTOR, builder.fmul(part, factor))
+            whole = code.call("llvm.fptosi.sat.v16i32.v16f32", WHOLE, rounded)
+            total = builder.add(total, whole)
+            code.store(builder.trunc(whole, ir.VectorType(BYTE, LANES)), builder.add(home, constant(LANES * number)))
+        summed = code.call("llvm.vector.reduce.add.v16i32", INT, total)
+        code.store(builder.select(counts, builder.fdiv(most, full), none), builder.add(home, constant(GROUP)))
+        code.store(summed, builder.add(home, constant(GROUP + 4)))

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
 from lookahead.backends.cpu.panel_code import PANEL
 from lookahead.backends.cpu.panel_kernel import INT8, panel_bytes
 from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, SCALES
 from lookahead.native.kernels import carray, float32_at, int64_at, kernel, part, uint8_at
-from lookahead.native.vector_code import FLOAT, INT, SHORT, Code
+from lookahead.native.vector_code import FLOAT, INT, SHORT, emitted
 
 
-@intrinsic
-def bfloat16(typing_context, address):
+@emitted(types.float32)
+def bfloat16(code, address):
     """The bfloat16 at this address, as float32."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        bits = builder.zext(code.load(values[0], SHORT), INT)
-        return builder.bitcast(builder.shl(bits, ir.Constant(INT, 16)), FLOAT)
-
-    return types.float32(types.int64), codegen
+    builder = code.builder
+    bits = builder.zext(code.load(address, SHORT), INT)
+    return builder.bitcast(builder.shl(bits, ir.Constant(INT, 16)), FLOAT)
 
 
 @part

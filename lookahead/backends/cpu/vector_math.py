@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
-from lookahead.native.vector_code import HALF, INT, LANES, VECTOR, WHOLE, Code, each_chunk
+from lookahead.native.vector_code import HALF, LANES, VECTOR, WHOLE, Code, each_chunk, emitted
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits, so that products with it are exact
@@ -112,26 +110,15 @@ def _to_float16(code: Code, x: Any) -> Any:
 
 
 def _in_place(function: Callable[[Code, Any], Any]) -> Any:
-    @intrinsic
-    def apply(typing_context, address, count):
-        def codegen(context, builder, signature, values):
-            code = Code(builder)
-            address, count = values
+    @emitted()
+    def apply(code, address, count):
+        def change(sums, at, some):
+            where = code.at(address, at, 4)
+            mask = None if some is None else code.below(some)
+            number = code.load(where) if mask is None else code.masked(where, mask, code.constant(0.0))
+            code.store_numbers(function(code, number), where, 4, mask)
 
-            def change(sums, at, some):
-                where = code.at(address, at, 4)
-                if some is None:
-                    code.store(function(code, code.load(where)), where)
-                    return
-                mask = code.below(some)
-                result = function(code, code.masked(where, mask, code.constant(0.0)))
-                pointer = code.pointer(where, VECTOR)
-                code.call("llvm.masked.store.v16f32.p0", ir.VoidType(), result, pointer, ir.Constant(INT, 4), mask)
-
-            each_chunk(code, count, [], change)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), codegen
+        each_chunk(code, count, [], change)
 
     return apply
 
