@@ -29,6 +29,10 @@ def drafted(drafter, prompt, said=(), **limits):
     return paths_of(tree)[1:], [drafter.source_names[source] for source in tree.sources[1:]]
 
 
+def same(one, other):
+    return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in DraftTree.__slots__)
+
+
 def copied_text(seed, length, vocabulary=12):
     """Text that copies itself with changes, as answers do."""
     random = np.random.default_rng(seed)
