@@ -68,7 +68,7 @@ NOT_TUNED = {
     "draft/experts.py": ("LEAST_WEIGHT",),
     "draft/mixture.py": ("BY_ORDERS",),
     "draft/own_text.py": ("TOKEN", "CHAIN"),
-    "draft/places.py": ("END", "FEW"),
+    "draft/sorted_text.py": ("END", "FEW"),
     "draft/priors.py": ("TYPICAL_ORDER", "FORMULA_STRENGTH"),  # of what serves where the package has no priors
     "draft/recycled.py": ("ANY", "KINDS"),
 }

@@ -23,11 +23,14 @@ class SourceUtility:
         self._rest = REST
         self._saved = 0.0  # seconds, the past fading
 
-    def observe(self, seconds: float, tokens: int, step_seconds: float, said: float, rows: int) -> None:
-        """A step in which the source took `seconds` and `tokens` were accepted from it; `rows` rows emitted `said` tokens."""
+    def observe(self, seconds: float, tokens: int, step_seconds: float, emitted: float, rows: int) -> None:
+        """Count a step in which the source took `seconds` and `tokens` of its tokens were accepted.
+
+        step_seconds, emitted, rows: of the whole step: its time, the tokens that all rows emitted, and their number.
+        """
         self._left -= min(rows, 4) if self.pays else 1
         if self.pays:
-            self._saved = MEMORY * self._saved + self._its_own * tokens * step_seconds / max(1, said) - seconds
+            self._saved = MEMORY * self._saved + self._its_own * tokens * step_seconds / max(1, emitted) - seconds
             if self._left <= 0 and self._saved < 0:
                 self.pays, self._left = False, self._rest
                 self._rest = min(2 * self._rest, LONGEST_REST)

@@ -36,24 +36,24 @@ class CountPenalty(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counts = torch.zeros_like(scores)
-        said = input_ids[:, self.prompt_length :]
-        counts.scatter_add_(1, said, torch.ones_like(said, dtype=scores.dtype))
+        emitted = input_ids[:, self.prompt_length :]
+        counts.scatter_add_(1, emitted, torch.ones_like(emitted, dtype=scores.dtype))
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
 class Allowed(LogitsProcessor):
     """Rules out what a constraint does not allow. The last processor that may rule out anything.
 
-    beside: what else may, for errors. said_from: the guide is to be notified of what stands there from then on, as nobody else
-    does; and the best token to be in time.
+    beside: what else may, for errors. generated_from: first generated position; this processor advances the grammar itself and
+    forces the answer's completion in time.
     """
 
-    def __init__(self, guide: Guide, beside: str = "", said_from: int | None = None):
-        self._guide, self._beside, self._said_from = guide, beside, said_from
+    def __init__(self, guide: Guide, beside: str = "", generated_from: int | None = None):
+        self._guide, self._beside, self._generated_from = guide, beside, generated_from
         self._scores: torch.Tensor | None = None  # before
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if self._said_from is not None:
+        if self._generated_from is not None:
             self.notify(input_ids)
         mask = upload(self._guide.allowed(), scores.device)
         self._scores, scores = scores, scores.masked_fill(~mask[: scores.shape[1]], -torch.inf)
@@ -61,16 +61,16 @@ class Allowed(LogitsProcessor):
         if not scores[0, best] > -torch.inf:
             token = self._guide.refused(self._beside)
             scores[:, token] = 0.0
-        elif self._said_from is not None and (token := self.in_time(best)) != best:
+        elif self._generated_from is not None and (token := self.in_time(best)) != best:
             scores[:, :] = -torch.inf
             scores[:, token] = 0.0
         return scores
 
     def notify(self, input_ids: torch.Tensor) -> None:
         """Of what was emitted since the last time."""
-        for token in input_ids[0, self._said_from :].tolist():
+        for token in input_ids[0, self._generated_from :].tolist():
             self._guide.accept_token(token)
-        self._said_from = input_ids.shape[1]
+        self._generated_from = input_ids.shape[1]
 
     def in_time(self, token: int) -> int:
         """As `Guide.in_time`, but nothing that another processor rules out, the end of the answer aside."""
@@ -151,7 +151,7 @@ class Sampler:
         if not self.is_greedy:
             self._text = torch.zeros(1, self.prompt_length + min(room, AHEAD), dtype=torch.int64, device=target.device)
             self._text[0, : self.prompt_length] = torch.tensor(prompt_ids)
-        self._said = 0
+        self._emitted = 0
 
     @property
     def is_greedy(self) -> bool:
@@ -178,7 +178,7 @@ class Sampler:
         here = scores.of(slot)[node][None].float()
         if self.processors:
             with callers_device():
-                here = processed(self.processors, self._text[:, : self.prompt_length + self._said], here.clone())
+                here = processed(self.processors, self._text[:, : self.prompt_length + self._emitted], here.clone())
         if self.draws:
             try:
                 return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
@@ -190,10 +190,10 @@ class Sampler:
     def accept_token(self, token: int) -> bool:
         ended = self.guide is not None and self.guide.accept_token(token)
         if not self.is_greedy:
-            if self.prompt_length + self._said == self._text.shape[1]:
+            if self.prompt_length + self._emitted == self._text.shape[1]:
                 self._text = torch.cat([self._text, torch.zeros_like(self._text)], 1)
-            self._text[0, self.prompt_length + self._said] = token
-            self._said += 1
+            self._text[0, self.prompt_length + self._emitted] = token
+            self._emitted += 1
         return bool(self._stops and self._stops.accept_token(token)) or ended
 
 

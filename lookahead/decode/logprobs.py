@@ -32,13 +32,13 @@ def logprobs_of(logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[i
     """
     found: list[TokenLogprobs] = []
     for begin in range(0, len(rows), AT_ONCE):
-        said = token_ids[begin : begin + AT_ONCE]
+        emitted = token_ids[begin : begin + AT_ONCE]
         scores = logits[torch.tensor(rows[begin : begin + AT_ONCE], device=logits.device)].float()  # [emitted, vocab]
-        own = scores.gather(1, torch.tensor(said, device=logits.device)[:, None])
+        own = scores.gather(1, torch.tensor(emitted, device=logits.device)[:, None])
         best = scores.topk(min(most, scores.shape[1]))
         # Row by row: how torch splits a sum depends on how many rows there are, and a row's bits must not.
         sums = torch.cat([row.clone().logsumexp(0, keepdim=True) for row in scores])[:, None]
         values = (torch.cat([own, best.values], 1) - sums).tolist()
-        for token, (logprob, *others), ids in zip(said, values, best.indices.tolist(), strict=True):
+        for token, (logprob, *others), ids in zip(emitted, values, best.indices.tolist(), strict=True):
             found.append(TokenLogprobs(token, logprob, tuple(zip(ids, others, strict=True))))
     return found

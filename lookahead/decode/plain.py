@@ -58,7 +58,7 @@ def _generate(target: TargetModel, generation: Generation, tokenizer: Any, gramm
     bad_words = bad_word_ids(tuple(sampling.bad_words), tokenizer)
     config = generation_config(target, sampling, length, generation.room, bad_words)
     if guide:
-        processors.append(allowed := Allowed(guide, ruling_out(config, sampling), said_from=length))
+        processors.append(allowed := Allowed(guide, ruling_out(config, sampling), generated_from=length))
     config.return_dict_in_generate, config.output_logits = True, generation.logprobs is not None
     with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
         torch.manual_seed(generation.seed)

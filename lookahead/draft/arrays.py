@@ -10,14 +10,14 @@ HASHES = 512
 SLOTS = HASHES // 2  # different tokens that the experts of one node may propose: their hash table is half full at most
 EXPERTS = 48
 STEPS = 12  # context lengths kept of one context in one text
-COLUMNS = 18  # of the table of texts, see places.py
+COLUMNS = 18  # of the table of texts, see sorted_text.py
 MOST_SAMPLED = 32  # occurrences of one step that are looked at
 SKIPPED = 16  # occurrences in a text that are looked at behind a context without its last token
 COMMONNESS = 1 << 18  # token ids that are distinguished by how common they are
 CHAINS = 4
 LEADERS = 32
 PER_CHAIN = 16  # occurrences taken of each chain of a row's own text, see own_text.py
-MOST_PLACES = CHAINS * PER_CHAIN
+MOST_OCCURRENCES = CHAINS * PER_CHAIN
 RECENT = 33  # tokens of a context that are looked at
 BINS = 8 * 24 + 8
 DEPTHS = 32  # from the root on; deeper nodes count as the last
@@ -29,7 +29,10 @@ TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's t
 # One thread's scratch space. A node is one of the tree that is being grown, the root first.
 SCRATCH: Layout = {
     "keys": (np.int64, ("nodes", 2)),  # token and parent of each node
-    "steps": (np.int64, ("nodes + 1", "texts", STEPS, 4)),  # see places.py; the last: of the context before the root's token
+    "steps": (
+        np.int64,
+        ("nodes + 1", "texts", STEPS, 4),
+    ),  # see sorted_text.py; the last: of the context before the root's token
     "made": (np.int64, ("nodes + 1", "texts", 2)),
     "skips": (np.int32, ("nodes + 1", 2, "skips", 2)),  # see experts.py: token and source
     "skip_counts": (np.float32, ("nodes + 1", 2, "skips")),
@@ -46,7 +49,7 @@ SCRATCH: Layout = {
     "hashes": (np.int64, (HASHES,)),
     "numbers": (np.int32, (HASHES,)),
     "counters": (np.int64, (2,)),  # stamp of the hash table, slots used
-    "found": (np.int64, (MOST_PLACES, 3)),  # see own_text.py
+    "found": (np.int64, (MOST_OCCURRENCES, 3)),  # see own_text.py
     "experts": (np.int64, (EXPERTS,)),  # their cells
     "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was emitted
     "current": (np.int64, ("texts",)),
@@ -56,7 +59,7 @@ SCRATCH: Layout = {
     "used_factors": (np.int32, (SLOTS, 6)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
-    "ranges": (np.int64, (RANGES, 3)),  # narrowed before, see places.py
+    "ranges": (np.int64, (RANGES, 3)),  # narrowed before, see sorted_text.py
 }
 scratch_arrays = unpacker("Scratch", SCRATCH)
 
@@ -79,10 +82,10 @@ SHARED: Layout = {
     "by_depth": (np.float32, (DEPTHS,)),
     "counted_by_depth": (np.float64, (2, DEPTHS)),
     "used": (np.int64, (2,)),  # texts that hold anything, which come first; 1 if what was recycled is asked
-    "recycled_keys": (np.int32, ("places", 3)),  # see recycled.py
-    "recycled_seen": (np.int32, ("places",)),
-    "recycled_tokens": (np.int32, ("places", "best")),
-    "recycled_weights": (np.float32, ("places", "best")),
+    "recycled_keys": (np.int32, ("entries", 3)),  # see recycled.py
+    "recycled_seen": (np.int32, ("entries",)),
+    "recycled_tokens": (np.int32, ("entries", "best")),
+    "recycled_weights": (np.float32, ("entries", "best")),
 }
 shared_arrays = unpacker("Shared", SHARED)
 
@@ -107,8 +110,8 @@ def scratch_block(nodes: int, texts: int) -> Block:
     return Block(SCRATCH, nodes=nodes, texts=texts, candidates=candidates, offers=offers, skips=skips)
 
 
-def shared_block(texts: int, cells: int, factors: int, places: int, best: int) -> Block:
-    return Block(SHARED, texts=texts, cells=cells, factors=factors, places=places, best=best)
+def shared_block(texts: int, cells: int, factors: int, entries: int, best: int) -> Block:
+    return Block(SHARED, texts=texts, cells=cells, factors=factors, entries=entries, best=best)
 
 
 def rows_block(rows: int, texts: int, nodes: int) -> Block:

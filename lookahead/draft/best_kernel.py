@@ -15,10 +15,10 @@ BLOCK = 128  # scores whose maximum is taken at once
 
 
 @kernel
-def best_token(bits, magnitude, place):
+def best_token(bits, magnitude, index):
     """The best token of one row of `bits`. See `bits_of`."""
-    places, ids, found = np.full(1, place), np.empty((1, 1), np.int32), np.empty((1, 1), bits.dtype)
-    find(bits, places, magnitude, ids, found)
+    indices, ids, found = np.full(1, index), np.empty((1, 1), np.int32), np.empty((1, 1), bits.dtype)
+    find(bits, indices, magnitude, ids, found)
     return np.int64(ids[0, 0])
 
 
@@ -43,7 +43,7 @@ def best_few(kind, address, rows, vocab, asked, ids, scores_at, best):
     if kind == FLOAT32:
         find(carray(int32_at(address), (rows, vocab)), asked, np.int32(0x7FFFFFFF), ids, found)
     else:
-        halves = carray(int16_at(scores_at), (2 * len(asked), FEW))  # widened in place, from the last on
+        halves = carray(int16_at(scores_at), (2 * len(asked), FEW))  # widened in index, from the last on
         find(carray(int16_at(address), (rows, vocab)), asked, np.int16(0x7FFF), ids, halves)
         for row in range(len(asked) - 1, -1, -1):
             for k in range(FEW - 1, -1, -1):
@@ -70,12 +70,12 @@ def _float_of(bits):
 
 
 @kernel
-def find(bits, places, magnitude, ids, found):
+def find(bits, indices, magnitude, ids, found):
     """Fill ids and found, the bits of their scores. bits: integers [any, vocab]. magnitude: all bits but the sign."""
     most, vocabulary, whole = ids.shape[1], bits.shape[1], bits.shape[1] // BLOCK
     kept, tops = np.empty(most, np.int64), np.empty(whole, np.int64)
-    for row in range(len(places)):
-        values = bits[places[row]]
+    for row in range(len(indices)):
+        values = bits[indices[row]]
         least = -np.int64(magnitude)
         kept[:] = least - 1
         for block in range(whole):
@@ -101,8 +101,8 @@ def _ordered(bits, magnitude):
 def _largest(values, magnitude):
     """The largest of a block's scores, ordered. If all are negative, it is the one whose bits are the least integer."""
     highest = lowest = values[0]
-    for place in range(BLOCK):  # a plain loop, of which the compiler does several turns at a time
-        value = values[np.uint64(place)]
+    for index in range(BLOCK):  # a plain loop, of which the compiler does several turns at a time
+        value = values[np.uint64(index)]
         highest, lowest = max(highest, value), min(lowest, value)
     return np.int64(highest if highest >= 0 else _ordered(lowest, magnitude))
 
@@ -110,13 +110,13 @@ def _largest(values, magnitude):
 @inlined
 def _look_into(values, begin, end, magnitude, kept, ids, found):
     """Take the best of the scores `begin` to `end` among those kept."""
-    for place in range(begin, end):
-        value = np.int64(_ordered(values[place], magnitude))
+    for index in range(begin, end):
+        value = np.int64(_ordered(values[index], magnitude))
         if value > kept[len(kept) - 1]:
             rank = _insert(kept, value)
             for k in range(len(kept) - 1, rank, -1):
                 ids[k], found[k] = ids[k - 1], found[k - 1]
-            ids[rank], found[rank] = place, values[place]
+            ids[rank], found[rank] = index, values[index]
 
 
 @inlined

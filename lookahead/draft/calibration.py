@@ -77,8 +77,8 @@ class Calibration:
 
 
 @inlined
-def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_by_depth):
-    """The model emitted `said` where this tree was drafted: count each node below the root whose fate is known in any case.
+def count_nodes(tree, reach, nodes, verified, emitted, by_depth, counted, counted_by_depth):
+    """The model emitted `emitted` where this tree was drafted: count each node below the root whose fate is known in any case.
 
     tree: int32 [4, nodes]; reach: float32 [nodes], computed probabilities. verified: that many nodes, the first ones, were.
 
@@ -93,8 +93,8 @@ def count_nodes(tree, reach, nodes, verified, said, by_depth, counted, counted_b
             counted[0, bin_of(reach[node])] += reach[node]
             counted_by_depth[0, depth] += reach[node] / by_depth[depth]
     node = 0
-    for position in range(len(said)):
-        token, child = said[position], node + 1
+    for position in range(len(emitted)):
+        token, child = emitted[position], node + 1
         while child < nodes and (tree[TREE_PARENTS, child] != node or tree[TREE_TOKENS, child] != token):
             child += 1
         if child >= nodes or node >= verified:

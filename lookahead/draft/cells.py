@@ -21,7 +21,7 @@ CELLS = SKIP_CELLS + 2 * SEENS
 PROMPT, OUTPUT, SESSION, RECYCLED = range(4)  # sources; tries follow
 
 # Columns of a slot: one token that some expert proposes.
-SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_PLACE, SLOT_COUNT, SLOT_OFFERED, SLOT_RECYCLED = range(9)
+SLOT_TOKEN, SLOT_SOURCE, SLOT_MATCH, SLOT_OWN, SLOT_OTHER, SLOT_POSITION, SLOT_COUNT, SLOT_OFFERED, SLOT_RECYCLED = range(9)
 P, BEST, COUNT, MOST = range(4)  # MOST: what one text alone counts
 NEVER = ORDERS  # order bucket of a group that does not propose the token
 
@@ -33,7 +33,7 @@ AT, BEFORE, MISSED, HIT = range(4)
 BINARY = 14  # buckets of how far back a token stood, and of how often
 # Of each kind of key, what a rank counts in the number of a factor. There are PLACED ranks; one more: not among them.
 RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])
-UNPLACED = (PLACED + 1) ** 3 - 1
+UNRANKED = (PLACED + 1) ** 3 - 1
 
 
 # Buckets are sums of comparisons: a chain of branches is mispredicted too often to be cheap.

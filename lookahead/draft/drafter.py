@@ -25,9 +25,9 @@ from lookahead.draft.growth import TreeBuilder
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.own_text import OwnText, update_top_tokens
-from lookahead.draft.places import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.priors import Priors, load_priors
-from lookahead.draft.recycled import ANY, BEST, PLACES, Recycled
+from lookahead.draft.recycled import ANY, BEST, ENTRIES, Recycled
+from lookahead.draft.sorted_text import SIZE, VOCABULARY, SortedText, table_of
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.native.threads import run_in
@@ -119,7 +119,7 @@ class Drafter:
                 self._trie_texts.append(text)
                 text_weights.append(weight)
         text_weights += [1.0] * len(self.session.runs)
-        self.recycled, self.recycled_utility = Recycled.empty(PLACES if self.options.recycle else 0), SourceUtility()
+        self.recycled, self.recycled_utility = Recycled.empty(ENTRIES if self.options.recycle else 0), SourceUtility()
         self.shared = shared_block(len(text_weights), CELLS, FACTORS, len(self.recycled.seen), BEST)
         self.shared.recycled_keys, self.shared.recycled_seen = self.recycled.keys, self.recycled.seen
         self.shared.recycled_tokens, self.shared.recycled_weights = self.recycled.tokens, self.recycled.weights

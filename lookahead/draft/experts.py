@@ -29,11 +29,11 @@ from lookahead.draft.cells import (
     SLOT_OFFERED,
     SLOT_OTHER,
     SLOT_OWN,
-    SLOT_PLACE,
+    SLOT_POSITION,
     SLOT_RECYCLED,
     SLOT_SOURCE,
     SLOT_TOKEN,
-    UNPLACED,
+    UNRANKED,
     P,
     aligned_cell,
     cell_of,
@@ -42,7 +42,9 @@ from lookahead.draft.cells import (
     skip_cell,
 )
 from lookahead.draft.own_text import TOKEN
-from lookahead.draft.places import (
+from lookahead.draft.recycled import ANY, entry_of
+from lookahead.draft.recycled import BEST as CANDIDATES
+from lookahead.draft.sorted_text import (
     END,
     HIGH,
     LOW,
@@ -57,8 +59,6 @@ from lookahead.draft.places import (
     token_at,
     weight_at,
 )
-from lookahead.draft.recycled import ANY, place_of
-from lookahead.draft.recycled import BEST as PLACED
 from lookahead.native.kernels import inlined
 
 # A wide range is represented by that many occurrences, evenly, for each share that can matter; by MOST_SAMPLED at most.
@@ -81,9 +81,9 @@ def slot_of(scratch, stamp, token):
                 scratch.counters[1] += 1
                 scratch.hashes[h], scratch.numbers[h] = key, slot
             slots, values = scratch.slots, scratch.values
-            slots[slot, SLOT_TOKEN], slots[slot, SLOT_PLACE], slots[slot, SLOT_COUNT] = token, -1, 0
+            slots[slot, SLOT_TOKEN], slots[slot, SLOT_POSITION], slots[slot, SLOT_COUNT] = token, -1, 0
             slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER] = NEVER, NEVER
-            slots[slot, SLOT_RECYCLED] = UNPLACED
+            slots[slot, SLOT_RECYCLED] = UNRANKED
             values[slot, P], values[slot, BEST], values[slot, COUNT] = 0, 0, 0
             return slot
         h = (h + np.uint64(1)) & np.uint64(HASHES - 1)
@@ -132,10 +132,10 @@ def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
 
 
 @inlined
-def longest_own_match(scratch, node, places):
+def longest_own_match(scratch, node, occurrences):
     """The order bucket of the longest of the occurrences found in the row's own text, which is noted in scratch.best."""
     longest, found = np.int64(0), scratch.found
-    for k in range(places):
+    for k in range(occurrences):
         if found[k, 0] > scratch.best[node, 0]:
             scratch.best[node, 0], scratch.best[node, 1] = found[k, 0], found[k, 2]
         longest = max(longest, order_bucket(found[k, 0]))
@@ -158,32 +158,32 @@ def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
     second = scratch.recent[1] if have > 1 else np.int64(ANY)
     third = scratch.recent[2] if have > 2 else np.int64(ANY)
     cell, share = np.int64(-1), np.float32(0.0)
-    place, _ = place_of(shared.recycled_keys, kind, scratch.recent[0], second, third)
-    if place >= 0:
-        tokens, weights = shared.recycled_tokens[place], shared.recycled_weights[place]
+    entry, _ = entry_of(shared.recycled_keys, kind, scratch.recent[0], second, third)
+    if entry >= 0:
+        tokens, weights = shared.recycled_tokens[entry], shared.recycled_weights[entry]
         total = np.float32(0.0)
         for k in range(len(weights)):
             total += weights[k]
         each = np.float32(1.0) / max(total, LEAST_WEIGHT)
-        cell = recycled_cell(kind, shared.recycled_seen[place], weights[0] * each, rank)
+        cell = recycled_cell(kind, shared.recycled_seen[entry], weights[0] * each, rank)
         gain = rest * shared.lambdas[cell] * each
         for k in range(len(weights)):
             if weights[k] > 0:
                 slot = slot_of(scratch, stamp, np.int64(tokens[k]))
                 credit(scratch, slot, gain * weights[k], RECYCLED, 0)
-                scratch.slots[slot, SLOT_RECYCLED] -= (PLACED - k) * RANKED[kind]
+                scratch.slots[slot, SLOT_RECYCLED] -= (CANDIDATES - k) * RANKED[kind]
                 if tokens[k] == actual:
                     share = weights[k] * each
     return cell, share
 
 
 @inlined
-def count_own(scratch, places, order, stamp, own_used, own_total):
+def count_own(scratch, occurrences, order, stamp, own_used, own_total):
     """Count the tokens behind the own occurrences of this order bucket. Returns (bucket of the next, tokens seen, occurrences
     seen).
     """
     slots, found, following = scratch.slots, scratch.found, np.int64(0)
-    for k in range(places):
+    for k in range(occurrences):
         bucket = order_bucket(found[k, 0])
         if bucket < order:
             following = max(following, bucket)
@@ -194,7 +194,7 @@ def count_own(scratch, places, order, stamp, own_used, own_total):
                 own_used += 1
                 slots[slot, SLOT_OWN] = order
             slots[slot, SLOT_COUNT] += 1
-            slots[slot, SLOT_PLACE] = max(slots[slot, SLOT_PLACE], found[k, 2])
+            slots[slot, SLOT_POSITION] = max(slots[slot, SLOT_POSITION], found[k, 2])
             own_total += 1
     return following, own_used, own_total
 
@@ -210,7 +210,7 @@ def ask_own(shared, scratch, own, order, own_used, own_total, rest, rank, actual
     gain = rest * shared.lambdas[cell] * each
     for k in range(own_used):
         slot, match = np.uint64(scratch.own_slots[k, 0]), scratch.own_slots[k, 1]
-        source = PROMPT if slots[slot, SLOT_PLACE] + 1 < own.prompt_length else OUTPUT
+        source = PROMPT if slots[slot, SLOT_POSITION] + 1 < own.prompt_length else OUTPUT
         credit(scratch, slot, gain * slots[slot, SLOT_COUNT], source, match)
         if slots[slot, SLOT_TOKEN] == actual:
             share = slots[slot, SLOT_COUNT] * each
@@ -393,14 +393,14 @@ def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
     cell = cell_of(0, OWN, total, own.top_tokens[0, 1] * each, rank)
     believed = shared.lambdas[cell]
     for k in range(LEADERS):
-        token, count, place = own.top_tokens[k, 0], own.top_tokens[k, 1], own.top_tokens[k, 2]
+        token, count, position = own.top_tokens[k, 0], own.top_tokens[k, 1], own.top_tokens[k, 2]
         if count == 0:
             break
         slot = slot_of(scratch, stamp, token)
-        source = PROMPT if place < own.prompt_length else OUTPUT
+        source = PROMPT if position < own.prompt_length else OUTPUT
         credit(scratch, slot, rest * believed * each * count, source, 0)
         if slots[slot, SLOT_OWN] == NEVER:
-            slots[slot, SLOT_OWN], slots[slot, SLOT_PLACE] = 0, place - 1
+            slots[slot, SLOT_OWN], slots[slot, SLOT_POSITION] = 0, position - 1
         if token == actual:
             share = count * each
     return cell, share

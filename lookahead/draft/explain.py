@@ -29,14 +29,14 @@ class Step:
     context   the last CONTEXT token ids of the text before the step; the last one is the tree's root
     tree      what was drafted
     accepted  nodes of the tree that the model emitted, in path order, without the root
-    said      token ids that the step gave: those of `accepted`, then the model's own unless the text ended before it
+    emitted      token ids that the step gave: those of `accepted`, then the model's own unless the text ended before it
     """
 
     number: int
     context: tuple[int, ...]
     tree: DraftTree
     accepted: tuple[int, ...]
-    said: tuple[int, ...]
+    emitted: tuple[int, ...]
     source_names: Sequence[str]
 
     @staticmethod
@@ -46,18 +46,18 @@ class Step:
         output: Sequence[int],
         tree: DraftTree,
         path: Sequence[int],
-        said: Sequence[int],
+        emitted: Sequence[int],
         source_names: Sequence[str],
     ) -> Step:
-        """path: nodes as `DraftTree.follow` gives them; output: token ids of the answer, `said` included."""
-        before = output[: len(output) - len(said)][-CONTEXT:]
+        """path: nodes as `DraftTree.follow` gives them; output: token ids of the answer, `emitted` included."""
+        before = output[: len(output) - len(emitted)][-CONTEXT:]
         context = (*prompt[-CONTEXT:], *before)[-CONTEXT:]
-        return Step(number, context, tree, tuple(path[1 : len(said) + 1]), tuple(said), source_names)
+        return Step(number, context, tree, tuple(path[1 : len(emitted) + 1]), tuple(emitted), source_names)
 
     @property
     def own(self) -> int | None:
         """The model's own token behind the accepted ones; None if the text ended before it."""
-        return self.said[-1] if len(self.said) > len(self.accepted) else None
+        return self.emitted[-1] if len(self.emitted) > len(self.accepted) else None
 
     def outline(self, most: int = MOST) -> Outline:
         """The tree to draw: the `most` probable nodes and all accepted ones."""

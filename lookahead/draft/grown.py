@@ -26,9 +26,9 @@ def keep_possible(rows: Block, number: int, guide: Guide) -> int:
     tree, reach = rows.trees[number, :, :nodes], rows.reach[number, :, :nodes]
     kept = np.flatnonzero(guide.possible(tree[TREE_TOKENS].tolist(), tree[TREE_PARENTS].tolist()))
     if len(kept) < nodes:
-        place_of = np.zeros(nodes + 1, np.int32)  # of each old node among those kept; the last: of the root's parent
-        place_of[kept], place_of[-1] = np.arange(len(kept)), -1
+        index_of = np.zeros(nodes + 1, np.int32)  # of each old node among those kept; the last: of the root's parent
+        index_of[kept], index_of[-1] = np.arange(len(kept)), -1
         tree[:, : len(kept)], reach[:, : len(kept)] = tree[:, kept], reach[:, kept]
-        tree[TREE_PARENTS, : len(kept)] = place_of[tree[TREE_PARENTS, : len(kept)]]
+        tree[TREE_PARENTS, : len(kept)] = index_of[tree[TREE_PARENTS, : len(kept)]]
         rows.nodes[number] = len(kept)
     return len(kept)

@@ -45,7 +45,7 @@ from lookahead.draft.cells import (
     SLOT_OWN,
     SLOT_RECYCLED,
     SLOT_TOKEN,
-    UNPLACED,
+    UNRANKED,
     P,
     binary_bucket,
     order_bucket,
@@ -63,9 +63,9 @@ from lookahead.draft.experts import (
     longest_own_match,
     next_other_order,
 )
-from lookahead.draft.own_text import TOKEN, fetch_latest, latest_place, more_places, own_places, slots_of
-from lookahead.draft.places import END, HIGH, LOW, ORDER, PREFIX, suffix_at, token_at
+from lookahead.draft.own_text import TOKEN, fetch_latest, latest_position, more_occurrences, own_occurrences, slots_of
 from lookahead.draft.recycled import ASKED, KINDS
+from lookahead.draft.sorted_text import END, HIGH, LOW, ORDER, PREFIX, suffix_at, token_at
 from lookahead.native.kernels import fetch_entry, inlined
 
 MEMORY = 250.0  # observations that a cell remembers
@@ -75,16 +75,16 @@ MEMORY = 250.0  # observations that a cell remembers
 # the last one, and the two before it; by the last token; by the token itself; by both. What has 4 factors of each has them by
 # whether own text proposes the token, and other text. Tokens share factors if their hashes agree.
 BY_ORDERS = 0
-BY_PLACE = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
-BY_RECYCLED = BY_PLACE + BINARY * BINARY
+BY_POSITION = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
+BY_RECYCLED = BY_POSITION + BINARY * BINARY
 LAST_TOKENS, TOKENS, PAIRS = 1 << 10, 1 << 12, 1 << 14
-BY_LAST = BY_RECYCLED + 4 * (UNPLACED + 1)
+BY_LAST = BY_RECYCLED + 4 * (UNRANKED + 1)
 BY_TOKEN = BY_LAST + 4 * LAST_TOKENS
 BY_PAIR = BY_TOKEN + 4 * TOKENS
 FACTORS = BY_PAIR + PAIRS
 RATE = FIRST_GRADIENTS = 0.1  # of AdaGrad: step size, sum of squares at the beginning
 MIN_LEARN_PROB = np.float32(1e-3)  # probability of a token that was wrong, from which its factors learn
-HOPE = np.float32(8.0)  # times as probable as by the experts: no token gets there by its factors
+MAX_RESCORE = np.float32(8.0)  # times as probable as by the experts: no token gets there by its factors
 
 TRUST_MEMORY = np.float32(1 - 1 / MEMORY)  # weight of the past at each token
 
@@ -110,18 +110,20 @@ def mix(shared, scratch, own, node, have, floor, actual):
     if rank > 0 and rest < floor:
         return rank
     chains = slots_of(scratch.recent, have, own.heads.shape[1], scratch.chains)
-    places = own_places(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
+    occurrences = own_occurrences(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
     nearest = chains > 0  # occurrences that agree in one token only are still to be found
-    own_order = longest_own_match(scratch, node, places)  # bucket of the next own expert
+    own_order = longest_own_match(scratch, node, occurrences)  # bucket of the next own expert
     own_used, own_total = np.int64(0), np.int64(0)
     kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
     recycled = np.int64(0)  # experts asked that are recycled
     while rest >= floor and rank < EXPERTS - 4:  # two that skip a token and two of order 0 come last
         other_order = next_other_order(shared, scratch, node)
         if nearest and own_order == 0 and other_order <= 1:
-            nearest, before = False, places
-            places = more_places(own.log, own.heads, own.length, scratch.recent, have, 0, scratch.found, scratch.chains, before)
-            own_order = np.int64(places > before)
+            nearest, before = False, occurrences
+            occurrences = more_occurrences(
+                own.log, own.heads, own.length, scratch.recent, have, 0, scratch.found, scratch.chains, before
+            )
+            own_order = np.int64(occurrences > before)
         cell, share = np.int64(-1), np.float32(0.0)
         if kind < len(KINDS) and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
             cell, share = ask_recycled(shared, scratch, kind, have, stamp, rest, rank - recycled, actual)
@@ -129,7 +131,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             recycled += cell >= 0
         elif own_order > 0 and own_order >= order_bucket(other_order):
             order, before = own_order, own_total
-            own_order, own_used, own_total = count_own(scratch, places, order, stamp, own_used, own_total)
+            own_order, own_used, own_total = count_own(scratch, occurrences, order, stamp, own_used, own_total)
             if own_total > before:
                 cell, share = ask_own(shared, scratch, own, order, own_used, own_total, rest, rank - recycled, actual)
         elif other_order > 0:
@@ -171,8 +173,8 @@ def match_own(shared, scratch, own, have, floor):
     if rank > 0 and rest < floor:
         return
     chains = slots_of(scratch.recent, have, own.heads.shape[1], scratch.chains)
-    places = own_places(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
-    longest_own_match(scratch, np.int64(0), places)
+    occurrences = own_occurrences(own.log, own.heads, own.length, scratch.recent, have, chains, scratch.found, scratch.chains)
+    longest_own_match(scratch, np.int64(0), occurrences)
 
 
 @inlined
@@ -205,7 +207,7 @@ def rescore(shared, scratch, own, asked, least, actual):
     of_last = BY_LAST + 4 * ((last * 40503) & (LAST_TOKENS - 1))
     for slot in range(np.uint64(scratch.counters[1])):
         token = np.int64(slots[slot, SLOT_TOKEN])
-        if values[slot, P] * HOPE >= least or token == actual:
+        if values[slot, P] * MAX_RESCORE >= least or token == actual:
             by_token, by_pair = _of_token(token), _of_pair(token, last)
             fetch_latest(own, token)
             fetch_entry(shared.commonness, token & (COMMONNESS - 1))
@@ -218,20 +220,20 @@ def rescore(shared, scratch, own, asked, least, actual):
         probability = values[slot, P]
         total += probability
         token, used[slot, 0] = np.int64(slots[slot, SLOT_TOKEN]), -1
-        if probability * HOPE >= least or token == actual:
+        if probability * MAX_RESCORE >= least or token == actual:
             own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
             groups = (own_order < NEVER) + 2 * (other_order < NEVER)
-            place, common = latest_place(own, token), np.int64(shared.commonness[token & (COMMONNESS - 1)])
-            back = binary_bucket(own.length - place) if place >= 0 else 0
+            position, common = latest_position(own, token), np.int64(shared.commonness[token & (COMMONNESS - 1)])
+            back = binary_bucket(own.length - position) if position >= 0 else 0
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
-            by_place = BY_PLACE + back * BINARY + common
+            by_position = BY_POSITION + back * BINARY + common
             by_recycled = BY_RECYCLED + slots[slot, SLOT_RECYCLED] * 4 + groups
             by_last = of_last + groups
             by_token, by_pair = _of_token(token) + groups, _of_pair(token, last)
             if actual >= 0:
-                used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_place, by_recycled
+                used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_position, by_recycled
                 used[slot, 3], used[slot, 4], used[slot, 5] = by_last, by_token, by_pair
-            probability *= factors[by_orders] * factors[by_place] * factors[by_recycled]
+            probability *= factors[by_orders] * factors[by_position] * factors[by_recycled]
             probability *= factors[by_last] * factors[by_token] * factors[by_pair]
             values[slot, P] = probability
         after += probability
@@ -276,15 +278,15 @@ def _learn_trust(shared, scratch, actual):
 
     So what is stale or off the subject does not drown what is not: a memory of another topic, a trie of another domain.
     """
-    trust, said, most = shared.trust, np.float32(0.0), np.float32(0.0)
+    trust, of_mixture, most = shared.trust, np.float32(0.0), np.float32(0.0)
     one = np.float32(1.0)  # token's worth of equal trust
     for slot in range(np.uint64(scratch.counters[1])):
         if scratch.slots[slot, SLOT_TOKEN] == actual:
-            said = scratch.values[slot, P]
+            of_mixture = scratch.values[slot, P]
     for text in range(shared.used[0]):
         if trust[text, LATEST] >= 0:
             trust[text, GAVE] = TRUST_MEMORY * trust[text, GAVE] + trust[text, LATEST]
-            trust[text, MIXTURE_GAVE] = TRUST_MEMORY * trust[text, MIXTURE_GAVE] + said
+            trust[text, MIXTURE_GAVE] = TRUST_MEMORY * trust[text, MIXTURE_GAVE] + of_mixture
         most = max(most, (trust[text, GAVE] + one) / (trust[text, MIXTURE_GAVE] + one))
     for text in range(shared.used[0]):
         ratio = (trust[text, GAVE] + one) / (trust[text, MIXTURE_GAVE] + one) / most
@@ -312,7 +314,7 @@ def _learn_factors(shared, scratch, actual):
 
 
 @inlined
-def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_place, token, moved, child):
+def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_position, token, moved, child):
     """moved[child]: the aligned positions behind `token`, from those of `node` and its steps, made as far as they were needed.
 
     A match of ALIGN_FROM tokens or more that the token breaks leaves an aligned position; one that continues removes it.
@@ -331,9 +333,9 @@ def move_aligned(texts, steps, made, aligned, used, node, own, own_match, own_pl
                     broken_at = suffix_at(texts, text, low) + prefix
                     if token_at(texts, text, broken_at) == END:  # the document has ended, the match is not broken
                         broken_at = np.int64(-1)
-        elif own_match >= ALIGN_FROM and own_place + 1 < own.length:
-            goes_on = own.log[TOKEN, own_place + 1] == token
-            broken_at, order = own_place + 1, own_match
+        elif own_match >= ALIGN_FROM and own_position + 1 < own.length:
+            goes_on = own.log[TOKEN, own_position + 1] == token
+            broken_at, order = own_position + 1, own_match
         hits = np.int64(0)
         if broken_at >= 0:
             missed = missed + 1 if at >= 0 and at + 1 == broken_at else np.int64(1)

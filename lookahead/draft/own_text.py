@@ -14,7 +14,7 @@ import numpy as np
 
 from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, OWN_COLUMNS, PER_CHAIN
 from lookahead.draft.cells import binary_bucket
-from lookahead.draft.places import SOURCE, count_of
+from lookahead.draft.sorted_text import SOURCE, count_of
 from lookahead.native.kernels import carray, fetch_entry, inlined, int32_at, int64_at, kernel
 
 TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links positions that agree in 2^c tokens
@@ -131,19 +131,19 @@ def append_tokens(log, heads, top_tokens, length, added, recent, slots):
     recent (int64 [8] or more) and slots (int64 [CHAINS]) are overwritten.
     """
     for position in range(len(added)):
-        token, place = added[position], length
-        log[TOKEN, place] = token
+        token, index = added[position], length
+        log[TOKEN, index] = token
         length += 1
         have = min(8, length)
         for k in range(have):
-            recent[k] = log[TOKEN, place - k]
+            recent[k] = log[TOKEN, index - k]
         seen, new_context = 0, True
         for chain in range(CHAINS):
-            log[CHAIN + chain, place] = -1
+            log[CHAIN + chain, index] = -1
         for c in range(slots_of(recent, have, heads.shape[1], slots)):
             before = heads[c, slots[c]]
-            log[CHAIN + c, place] = before
-            heads[c, slots[c]] = place
+            log[CHAIN + c, index] = before
+            heads[c, slots[c]] = index
             steps = 0
             while c < 2 and before >= 0 and steps < CHAIN_STEPS:
                 if log[TOKEN, before] == token and (c == 0 or (before > 0 and log[TOKEN, before - 1] == recent[1])):
@@ -152,13 +152,13 @@ def append_tokens(log, heads, top_tokens, length, added, recent, slots):
                     break
                 before = log[CHAIN + c, before]
                 steps += 1
-        log[SEEN, place] = seen + new_context
-        lead(top_tokens, token, seen + new_context, place)
+        log[SEEN, index] = seen + new_context
+        insert_top_token(top_tokens, token, seen + new_context, index)
     return length
 
 
 @inlined
-def lead(top_tokens, token, seen, place):
+def insert_top_token(top_tokens, token, seen, index):
     """Put a token where it belongs among the most frequent."""
     at = 0
     while at < LEADERS and top_tokens[at, 1] > 0 and top_tokens[at, 0] != token:
@@ -167,7 +167,7 @@ def lead(top_tokens, token, seen, place):
         if seen <= top_tokens[LEADERS - 1, 1]:
             return
         at = LEADERS - 1
-    top_tokens[at, 0], top_tokens[at, 1], top_tokens[at, 2] = token, seen, place
+    top_tokens[at, 0], top_tokens[at, 1], top_tokens[at, 2] = token, seen, index
     while at > 0 and top_tokens[at - 1, 1] < seen:
         for column in range(3):
             top_tokens[at - 1, column], top_tokens[at, column] = top_tokens[at, column], top_tokens[at - 1, column]
@@ -181,47 +181,48 @@ def _slot_of_one(own, token):
 
 @inlined
 def fetch_latest(own, token):
-    """`latest_place` is called soon."""
+    """`latest_position` is called soon."""
     fetch_entry(own.heads, _slot_of_one(own, token))
 
 
 @inlined
-def latest_place(own, token):
+def latest_position(own, token):
     """The newest position of a token in the own text, -1 if it is not among the newest of its hash."""
-    place = own.heads[0, _slot_of_one(own, token)]
+    index = own.heads[0, _slot_of_one(own, token)]
     for _ in range(CHAIN_STEPS):
-        if place < 0 or (own.log[TOKEN, place] == token and place < own.length):
-            return np.int64(place)
-        place = own.log[CHAIN, place]
+        if index < 0 or (own.log[TOKEN, index] == token and index < own.length):
+            return np.int64(index)
+        index = own.log[CHAIN, index]
     return np.int64(-1)
 
 
 @inlined
-def own_places(log, heads, length, recent, have, chains, found, slots):
+def own_occurrences(log, heads, length, recent, have, chains, found, slots):
     """Occurrences before the end of `log` that agree with recent[:have] (newest first) in two tokens or more.
 
-    found: int64 [MOST_PLACES, 3] takes match length, the token that follows, and the position; longer matches first by chain,
-    each chain newest first. chains: how many there are, whose slots stand in `slots`. Returns the number of occurrences.
+    found: int64 [MOST_OCCURRENCES, 3] gets match length, the token that follows, and the position; longer matches first by
+    chain, each chain newest first. chains: how many there are, whose slots stand in `slots`. Returns how many were found.
     """
     filled = 0
     for chain in range(chains - 1, 0, -1):
-        filled = more_places(log, heads, length, recent, have, chain, found, slots, filled)
+        filled = more_occurrences(log, heads, length, recent, have, chain, found, slots, filled)
     return filled
 
 
 @inlined
-def more_places(log, heads, length, recent, have, chain, found, slots, filled):
-    """Add the occurrences of one chain to the `filled` that were found before, see `own_places`. Chain 0 has those that agree
-    in one token.
+def more_occurrences(log, heads, length, recent, have, chain, found, slots, filled):
+    """Add the occurrences of one chain to the `filled` that were found before, see `own_occurrences`.
+
+    Chain 0 has those that agree in one token.
     """
     order = 1 << chain
     above = 2 * order if chain < CHAINS - 1 else LONGEST_MATCH + 1
-    place, taken = heads[chain, slots[chain]], 0
+    index, taken = heads[chain, slots[chain]], 0
     for _ in range(CHAIN_STEPS):
-        if place < 0 or taken == PER_CHAIN:
+        if index < 0 or taken == PER_CHAIN:
             break
-        here = place
-        place = log[CHAIN + chain, here]
+        here = index
+        index = log[CHAIN + chain, here]
         if here + 1 >= length:
             continue
         match, limit = 0, min(LONGEST_MATCH, have, here + 1)
@@ -250,4 +251,4 @@ def update_top_tokens(texts, weights, tokens, top_tokens, commonness):
         kind = token & (COMMONNESS - 1)
         commonness[kind] = max(np.int64(commonness[kind]), binary_bucket(total))
         if total >= 1:
-            lead(top_tokens, token, np.int64(total), source)
+            insert_top_token(top_tokens, token, np.int64(total), source)

@@ -32,7 +32,7 @@ from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, cou
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
 from lookahead.draft.mixture import MIN_LEARN_PROB, learn, match_own, mix, move_aligned, rescore
 from lookahead.draft.own_text import CHAIN, LENGTH, TOKEN, append_tokens, own_arrays, slots_of
-from lookahead.draft.places import LOW, fetch_suffix, narrow_all
+from lookahead.draft.sorted_text import LOW, fetch_suffix, narrow_all
 from lookahead.draft.tree import GRAMMAR
 from lookahead.native.kernels import carray, fetch_entry, float64_at, inlined, int32_at, int64_at, kernel
 from lookahead.native.threads import add
@@ -215,38 +215,38 @@ def _look_back(keys, node, own, recent):
         recent[have] = keys[node, 0]
         have += 1
         node = keys[node, 1]
-    place = own.length - 1
-    while have < RECENT and place >= 0:
-        recent[have] = own.log[TOKEN, place]
+    position = own.length - 1
+    while have < RECENT and position >= 0:
+        recent[have] = own.log[TOKEN, position]
         have += 1
-        place -= 1
+        position -= 1
     return have
 
 
 @inlined
 def _push(heap, size, reach, candidate):
     """Add a candidate to a heap of `size`, the most probable first."""
-    place = size
-    while place > 0 and reach[candidate] > reach[heap[(place - 1) >> 1]]:
-        heap[place] = heap[(place - 1) >> 1]
-        place = (place - 1) >> 1
-    heap[place] = candidate
+    index = size
+    while index > 0 and reach[candidate] > reach[heap[(index - 1) >> 1]]:
+        heap[index] = heap[(index - 1) >> 1]
+        index = (index - 1) >> 1
+    heap[index] = candidate
 
 
 @inlined
 def _pop(heap, size, reach):
     """Take the most probable candidate from a heap of `size`."""
     taken, moved = heap[0], heap[size - 1]
-    place = 0
-    while 2 * place + 1 < size - 1:
-        child = 2 * place + 1
+    index = 0
+    while 2 * index + 1 < size - 1:
+        child = 2 * index + 1
         if child + 1 < size - 1 and reach[heap[child + 1]] > reach[heap[child]]:
             child += 1
         if reach[heap[child]] <= reach[moved]:
             break
-        heap[place] = heap[child]
-        place = child
-    heap[place] = moved
+        heap[index] = heap[child]
+        index = child
+    heap[index] = moved
     return taken
 
 
@@ -265,25 +265,25 @@ def accept_rows(address):
     """
     args = carray(int64_at(address), (FIRST_ROW,))
     of_rows = carray(int64_at(address + 8 * FIRST_ROW), (args[ACCEPTED], 3))
-    said = carray(int32_at(args[TOKENS_AT]), (args[TOKENS],))
+    emitted = carray(int32_at(args[TOKENS_AT]), (args[TOKENS],))
     shared, rows = shared_arrays(int64_at(args[SHARED_AT])), rows_arrays(int64_at(args[ROWS_AT]))
     scratch, end = scratch_arrays(int64_at(args[SCRATCH_AT])), np.int64(0)
     for k in range(args[ACCEPTED]):
         start, end = end, end + of_rows[k, 1]
         _fetch_next(shared, rows, scratch, of_rows, k)
-        _accept(shared, rows, scratch, of_rows[k, 0], said[start:end], of_rows[k, 2] == LEARN)
+        _accept(shared, rows, scratch, of_rows[k, 0], emitted[start:end], of_rows[k, 2] == LEARN)
 
 
 @inlined
-def _accept(shared, rows, scratch, row, said, learns):
-    if len(said) and rows.nodes[row] > 0:
+def _accept(shared, rows, scratch, row, emitted, learns):
+    if len(emitted) and rows.nodes[row] > 0:
         count_nodes(
-            rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], said,
+            rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], emitted,
             shared.by_depth, shared.counted, shared.counted_by_depth,
         )  # fmt: skip
         rows.nodes[row] = 0
-    for j in range(len(said)):
-        own, token = own_arrays(rows.own, row), np.int64(said[j])
+    for j in range(len(emitted)):
+        own, token = own_arrays(rows.own, row), np.int64(emitted[j])
         if own.length > 0:
             have = _look_back(scratch.keys, np.int64(0), own, scratch.recent)
             if learns:
@@ -303,7 +303,7 @@ def _accept(shared, rows, scratch, row, said, learns):
             rows.steps_before, rows.made_before, scratch.ranges,
         )  # fmt: skip
         rows.own[row, LENGTH] = append_tokens(
-            own.log, own.heads, own.top_tokens, own.length, said[j : j + 1], scratch.recent, scratch.chains
+            own.log, own.heads, own.top_tokens, own.length, emitted[j : j + 1], scratch.recent, scratch.chains
         )
 
 

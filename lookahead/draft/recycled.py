@@ -20,7 +20,7 @@ import numpy as np
 from lookahead.native.kernels import inlined, kernel
 
 BEST = 4  # candidates of a key
-PLACES = 1 << 15
+ENTRIES = 1 << 15
 WAYS = 4
 ANY = -1  # in a key: any token; in the table: no key
 
@@ -48,13 +48,13 @@ class Recycled:
     has_keys: bool = False
 
     @staticmethod
-    def empty(places: int = PLACES) -> Recycled:
-        """A table. places: a power of two, or 0 for one that holds nothing."""
+    def empty(entries: int = ENTRIES) -> Recycled:
+        """A table. entries: a power of two, or 0 for one that holds nothing."""
         table = Recycled(
-            np.empty((places, 3), np.int32),
-            np.zeros(places, np.int32),
-            np.zeros((places, BEST), np.int32),
-            np.zeros((places, BEST), np.float32),
+            np.empty((entries, 3), np.int32),
+            np.zeros(entries, np.int32),
+            np.zeros((entries, BEST), np.int32),
+            np.zeros((entries, BEST), np.float32),
         )
         table.clear()
         return table
@@ -95,7 +95,7 @@ class Recycled:
 
 
 @inlined
-def place_of(keys, kind, t1, t2, t3):
+def entry_of(keys, kind, t1, t2, t3):
     """(Entry of the key of this kind behind the tokens t1, t2, t3, newest first, or -1; the first that it may take).
 
     Tokens are ANY where the text begins; there a kind that needs them has no key.
@@ -109,31 +109,31 @@ def place_of(keys, kind, t1, t2, t3):
     first = np.int64((mixed >> np.uint64(31)) & np.uint64(len(keys) - WAYS))
     if (KINDS[kind, 0] and a == ANY) or (KINDS[kind, 1] and b == ANY) or (KINDS[kind, 2] and c == ANY):
         return np.int64(-1), np.int64(-1)
-    for place in range(first, first + WAYS):
-        if keys[place, 0] == a and keys[place, 1] == b and keys[place, 2] == c:
-            return place, first
+    for entry in range(first, first + WAYS):
+        if keys[entry, 0] == a and keys[entry, 1] == b and keys[entry, 2] == c:
+            return entry, first
     return np.int64(-1), first
 
 
 @inlined
 def _taken(keys, seen, weights, kind, t1, t2, t3):
     """The entry of a key, which it takes if it has none yet; -1 if there is no such key."""
-    place, first = place_of(keys, kind, t1, t2, t3)
-    if place >= 0 or first < 0:
-        return place
-    place = first
+    entry, first = entry_of(keys, kind, t1, t2, t3)
+    if entry >= 0 or first < 0:
+        return entry
+    entry = first
     for other in range(first, first + WAYS):
-        if seen[other] < seen[place]:
-            place = other
+        if seen[other] < seen[entry]:
+            entry = other
     for other in range(first, first + WAYS):
         seen[other] -= seen[other] >> 2  # what does not come up any more gives way in time
-    keys[place, 0] = t1 if KINDS[kind, 0] else np.int64(ANY)
-    keys[place, 1] = t2 if KINDS[kind, 1] else np.int64(ANY)
-    keys[place, 2] = t3 if KINDS[kind, 2] else np.int64(ANY)
-    seen[place] = 0
+    keys[entry, 0] = t1 if KINDS[kind, 0] else np.int64(ANY)
+    keys[entry, 1] = t2 if KINDS[kind, 1] else np.int64(ANY)
+    keys[entry, 2] = t3 if KINDS[kind, 2] else np.int64(ANY)
+    seen[entry] = 0
     for k in range(weights.shape[1]):
-        weights[place, k] = 0
-    return place
+        weights[entry, k] = 0
+    return entry
 
 
 @kernel
@@ -157,23 +157,23 @@ def add_trees(token_ids, parents, sizes, before, ids, scores, keys, seen, tokens
                 t3 = t2 if grandparent < 0 else np.int64(token_ids[start + grandparent])
                 t2 = np.int64(token_ids[start + parent])
             for kind in range(len(KINDS)):
-                place = _taken(keys, seen, weights, kind, t1, t2, t3)
-                if place < 0:
+                entry = _taken(keys, seen, weights, kind, t1, t2, t3)
+                if entry < 0:
                     continue
-                seen[place] += 1
+                seen[entry] += 1
                 for k in range(best):
-                    weights[place, k] *= KEPT[kind]
+                    weights[entry, k] *= KEPT[kind]
                 for k in range(most):
                     token, weight, at = ids[node, k], shares[k] / total, best - 1
                     for have in range(best):
-                        if weights[place, have] > 0 and tokens[place, have] == token:
-                            weight += weights[place, have]
+                        if weights[entry, have] > 0 and tokens[entry, have] == token:
+                            weight += weights[entry, have]
                             at = have
                             break
-                    if weight <= weights[place, at]:
+                    if weight <= weights[entry, at]:
                         continue
-                    while at > 0 and weights[place, at - 1] < weight:
-                        tokens[place, at], weights[place, at] = tokens[place, at - 1], weights[place, at - 1]
+                    while at > 0 and weights[entry, at - 1] < weight:
+                        tokens[entry, at], weights[entry, at] = tokens[entry, at - 1], weights[entry, at - 1]
                         at -= 1
-                    tokens[place, at], weights[place, at] = token, weight
+                    tokens[entry, at], weights[entry, at] = token, weight
         start += sizes[tree]

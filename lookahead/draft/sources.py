@@ -152,7 +152,7 @@ class Sources:
         self._tell(row, [], True)
         self._requests.pop(row, None)
 
-    def observe_step(self, counts: Sequence[int], step: float, said: float, rows: int, agreed: Any = None) -> None:
+    def observe_step(self, counts: Sequence[int], step: float, emitted: float, rows: int, agreed: Any = None) -> None:
         """A step of `rows` rows took that many seconds and emitted that many tokens, `counts` of them from each source.
 
         Sources whose calls take more time than their tokens save are not asked for a while. agreed: of a time, what all
@@ -160,7 +160,7 @@ class Sources:
         """
         for source, count in zip(self._all, counts, strict=True):
             seconds, source.seconds = source.seconds, 0.0
-            source.worth.observe(agreed(seconds) if agreed else seconds, count, step, said, rows)
+            source.worth.observe(agreed(seconds) if agreed else seconds, count, step, emitted, rows)
 
     def grow(self, row: int, context: np.ndarray, grown: Grown, limits: Limits) -> Grown:
         """The most probable tree of what was grown for a row and what the sources propose for it."""
@@ -240,16 +240,16 @@ def _checked(proposed: Any, most: int, vocab_size: int) -> list[list[int]]:
 
 def _judge(proposed: _Proposed, token_ids: Sequence[int]) -> None:
     """Count each proposal at a position that the model has reached."""
-    said: tuple[int, ...] = ()
+    emitted: tuple[int, ...] = ()
     source = proposed.source
     for token in token_ids:
-        for following, kind in proposed.following.get(said, ()):
+        for following, kind in proposed.following.get(emitted, ()):
             source.tried[kind] += 1
             source.hits[kind] += following == token
             if source.tried[kind] > MEMORY:  # as a cell of the mixture
                 source.tried[kind] *= 0.5
                 source.hits[kind] *= 0.5
-        said = (*said, int(token))
+        emitted = (*emitted, int(token))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,8 +390,8 @@ class _Merge:
 
     def _written(self, picked: Sequence[int], values: Sequence[float]) -> Grown:
         """These nodes as arrays; a parent stands before its children."""
-        place_of = {node: place for place, node in enumerate(picked)}
-        parents = [place_of.get(self.parents[node], -1) for node in picked]
+        index_of = {node: index for index, node in enumerate(picked)}
+        parents = [index_of.get(self.parents[node], -1) for node in picked]
         columns = [[column[node] for node in picked] for column in (self.tokens, self.sources, self.matches)]
         tree = np.array([columns[0], parents, columns[1], columns[2]], np.int32)
         reach = np.array([[float(node == 0) for node in picked], [values[node] for node in picked]], np.float32)

@@ -53,26 +53,26 @@ class DraftTree:
         """True if no node has two children."""
         return bool((self.parents == np.arange(-1, len(self) - 1)).all())
 
-    def follow(self, say: Callable[[int, list[int]], int | None]) -> tuple[list[int], list[int]]:
+    def follow(self, next_token: Callable[[int, list[int]], int | None]) -> tuple[list[int], list[int]]:
         """Walk from the root as long as the tree holds what is emitted.
 
-        `say`(node, so_far) gives the token after `node`, whose path below the root is `so_far`; None ends the walk.
+        `next_token`(node, so_far) gives the token after `node`, whose path below the root is `so_far`; None ends the walk.
         Returns (all tokens emitted, nodes of the path walked, root included). Where branches share no prefix, the walk
         goes along all that agree and returns the one that agrees longest.
         """
         parents, token_ids = self.parents.tolist(), self.token_ids.tolist()
-        said: list[int] = []
+        emitted: list[int] = []
         reached = [0]
-        while (next_token := say(reached[0], said)) is not None:
-            said.append(next_token)
-            following = _children(parents, token_ids, reached, next_token)
+        while (token := next_token(reached[0], emitted)) is not None:
+            emitted.append(token)
+            following = _children(parents, token_ids, reached, token)
             if not following:
                 break
             reached = following
         path = [reached[0]]
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
-        return said, path[::-1]
+        return emitted, path[::-1]
 
 
 def _children(parents: list[int], token_ids: list[int], nodes: list[int], token_id: int) -> list[int]:

@@ -195,7 +195,7 @@ def test_what_must_come_is_drafted_and_nothing_that_cannot(demo, tokenizer):
         for token in said[:at]:
             guide.accept_token(token)
         assert all(guide.possible(step.tree.token_ids.tolist(), step.tree.parents.tolist()))
-        at += len(step.said)
+        at += len(step.emitted)
     assert at == len(said)
 
 

@@ -98,7 +98,7 @@ def test_avoided_words_in_source_are_found(source):
 
 
 def test_parameters_of_a_docstring_are_not_looked_at():
-    source = '"""Rows.\n\n    said, told: tokens. places: int64 [rows]. See places.py.\n    """\nplace = said  # `told`\n'
+    source = '"""Rows.\n\n    said, told: tokens. places: int64 [rows]. See sorted_text.py.\n    """\nplace = said  # `told`\n'
     assert not [found for text in written_in(source) for found in found_in(text)]
 
 

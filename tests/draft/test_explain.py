@@ -96,9 +96,9 @@ def told_adds_up(steps, prompt, output):
     for step in steps:
         assert step.context == tuple(done[-CONTEXT:])
         assert step.tree.token_ids[0] == done[-1]
-        assert [int(step.tree.token_ids[node]) for node in step.accepted] == list(step.said[: len(step.accepted)])
-        assert len(step.said) - len(step.accepted) == (step.own is not None)
-        done += step.said
+        assert [int(step.tree.token_ids[node]) for node in step.accepted] == list(step.emitted[: len(step.accepted)])
+        assert len(step.emitted) - len(step.accepted) == (step.own is not None)
+        done += step.emitted
     assert done == [*prompt, *output]
 
 

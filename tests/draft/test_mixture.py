@@ -113,7 +113,7 @@ def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, *
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", situation.merging[0])
         patch.setattr(session, "SHARE", situation.merging[1])
-        patch.setattr(drafter_module, "PLACES", 1 << 10)  # as many as are searched from end to end
+        patch.setattr(drafter_module, "ENTRIES", 1 << 10)  # as many as are searched from end to end
         drafter, slow = drafters_of(situation, **options)
         running, random = [], Random(situation.seed)
         for piece in situation.job:

@@ -92,7 +92,7 @@ def agreeing(text: Sequence[int], place: int, context: Sequence[int]) -> int:
     return min(32, sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], reversed_pairs)))
 
 
-def own_places(text: Sequence[int], context: Sequence[int]) -> list[tuple[int, int, int]]:
+def own_occurrences(text: Sequence[int], context: Sequence[int]) -> list[tuple[int, int, int]]:
     """(tokens that agree, the token that follows, place): by 8, 4, 2, 1 tokens or more, each newest first.
 
     Of each, the newest 32 are looked at, and 16 that were not taken as longer ones are taken.
@@ -163,7 +163,7 @@ class Guess:
     most: Any = ZERO  # that one expert gives
     offer: tuple[int, int] = (-1, 0)  # of this expert
     orders: list[int] = dataclasses.field(default_factory=lambda: [NEVER, NEVER])  # at which own and other say it first
-    recycled: int = cells.UNPLACED
+    recycled: int = cells.UNRANKED
     factors: tuple[int, ...] = ()
 
 
@@ -329,7 +329,7 @@ class SlowDrafter:
         above: Node | None = node
         while above:
             above.looked_up, above = True, above.parent
-        node.own = own_places(row.tokens, node.context)
+        node.own = own_occurrences(row.tokens, node.context)
         own_orders = sorted({order_bucket(match) for match, _, _ in node.own})
         other_orders = sorted({step.order for steps in node.steps for step in steps})
         kinds = [*range(len(KINDS))]
@@ -480,14 +480,14 @@ class SlowDrafter:
         total = after = ZERO
         for token, guess in guesses.items():
             total += guess.p
-            if guess.p * mixture.HOPE >= spared[0] or token == spared[1]:
+            if guess.p * mixture.MAX_RESCORE >= spared[0] or token == spared[1]:
                 own, other = guess.orders
                 groups = (own < NEVER) + 2 * (other < NEVER)
                 back = len(row.tokens) - max((p for p, t in enumerate(row.tokens) if t == token), default=len(row.tokens))
                 common = self.commonness.get(token % COMMONNESS, 0)
                 guess.factors = (
                     mixture.BY_ORDERS + (own * (NEVER + 1) + other) * ORDERS + int(longest),
-                    mixture.BY_PLACE + cells.binary_bucket(back) * BINARY + common,
+                    mixture.BY_POSITION + cells.binary_bucket(back) * BINARY + common,
                     mixture.BY_RECYCLED + 4 * guess.recycled + groups,
                     mixture.BY_LAST + 4 * (last * 40503 % mixture.LAST_TOKENS) + groups,
                     mixture.BY_TOKEN + 4 * ((token * 40503 >> 3) % mixture.TOKENS) + groups,

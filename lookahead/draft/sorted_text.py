@@ -195,11 +195,11 @@ def _narrowed(texts, text, low, high, prefix, token, ranges):
     if high - low <= FEW:
         return _searched(texts, text, low, high, prefix, token)
     key = _key(texts, text, low, high, prefix, token)
-    place = np.uint64(key >> 1) & np.uint64(RANGES - 1)
-    if ranges[place, 0] != key or ranges[place, 1] < low or ranges[place, 2] > high:
-        ranges[place, 0] = key
-        ranges[place, 1], ranges[place, 2] = _searched(texts, text, low, high, prefix, token)
-    return ranges[place, 1], ranges[place, 2]
+    entry = np.uint64(key >> 1) & np.uint64(RANGES - 1)
+    if ranges[entry, 0] != key or ranges[entry, 1] < low or ranges[entry, 2] > high:
+        ranges[entry, 0] = key
+        ranges[entry, 1], ranges[entry, 2] = _searched(texts, text, low, high, prefix, token)
+    return ranges[entry, 1], ranges[entry, 2]
 
 
 @inlined
