@@ -1,1 +1,1 @@
-"""How many drafts pay: what a forward costs, and what its draft tokens are worth."""
+"""Decides how many drafts pay: what a forward costs, and what its draft tokens are worth."""

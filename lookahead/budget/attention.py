@@ -1,4 +1,4 @@
-"""Which slots share a call of attention. In: tokens that slots bring and hold. Out: calls."""
+"""Groups slots into calls of attention. In: tokens that slots bring and hold. Out: calls."""
 
 from __future__ import annotations
 

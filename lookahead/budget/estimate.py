@@ -23,7 +23,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """Of a data sheet: bytes per second, and FLOP per second in half precision (dense tensor cores) and float32."""
+    """Figures of a data sheet: bytes per second, and FLOP per second in half precision (dense tensor cores) and float32."""
 
     name: str
     bandwidth: float

@@ -1,4 +1,4 @@
-"""What steps cost on this machine, measured before the first row. In: a function that times a forward. Out: a `StepCost`.
+"""Measures what steps cost on this machine, before the first row. In: a function that times a forward. Out: a `StepCost`.
 
 The job's first plain steps tell what those take. Other sizes are visited in turn, the most telling first, until the time is up:
 a slow moment then slows all of them alike. Of each the median counts. What was not reached is interpolated, or continues as
@@ -81,14 +81,14 @@ def _expected(times: dict[tuple[int, int], list[float]], tokens: int) -> float:
 
 
 def of_profile(profile: CostProfile, batch: int) -> StepCost:
-    """As a profile has it, with CONTEXT tokens of each row in the cache."""
+    """Take the costs from a profile, with CONTEXT tokens of each row in the cache."""
     forwards = [[Forward(max(size, rows), rows, CONTEXT * rows) for size in SIZES] for rows in (1, batch)]
     seconds = [[profile.forward_seconds(each) for each in line] for line in forwards]
     return StepCost(np.array(SIZES, np.float64), not_falling_lines(seconds), batch, profile.bucketed)
 
 
 def _path_of(setting: Setting, batch: int) -> Path | None:
-    """Where the costs of this setting, and of these versions, are kept; None if there is no folder."""
+    """Path of the kept costs of this setting and these versions; None if there is no folder."""
     folder = cache_folder()
     return folder / f"steps-{setting.file_name.removesuffix('.json')}-{batch}-{_versions()}.json" if folder else None
 
@@ -99,7 +99,7 @@ def _versions() -> str:
 
 
 def read(setting: Setting, batch: int) -> StepCost | None:
-    """What `write` left, if it can be read."""
+    """Read what `write` left; None if it cannot be read."""
     try:
         path = _path_of(setting, batch)
         if path is None or not path.is_file():
@@ -115,7 +115,7 @@ def read(setting: Setting, batch: int) -> StepCost | None:
 
 
 def holds(cost: StepCost, forward: Callable[[int, int], float], plain_seconds: float) -> bool:
-    """Whether a forward takes what it did, relative to a plain step."""
+    """Check that a forward still takes what it did, relative to a plain step."""
     tokens, table = FIRST * cost.batch, cost.table
     expected = np.interp(tokens, table[TOKENS], table[OF_BATCH]) / np.interp(cost.batch, table[TOKENS], table[OF_BATCH])
     return bool(abs(np.log(forward(cost.batch, tokens) / plain_seconds / expected)) < APART)

@@ -1,4 +1,5 @@
-"""How many draft tokens pay, and whether drafting pays at all. In: costs, draft trees, measured steps. Out: what to verify.
+"""Decides how many draft tokens pay, and whether drafting pays at all. In: costs, draft trees, measured steps. Out: what to
+verify.
 
 Costs: a `StepCost` holds seconds of a forward by tokens, measured before the first row (ladder.py). One pace, the median of
 what recent steps took relative to it, scales all of it: a slow machine is slow for all sizes. What steps of a size take beyond
@@ -84,7 +85,7 @@ class StepCost:
         self.batch, self.buckets, self.change = batch, buckets, change
 
     def share(self, rows: int) -> float:
-        """Where that many rows lie between one and a batch."""
+        """Interpolation weight of that many rows between one (0) and a whole batch (1)."""
         return min(1.0, (rows - 1) / (self.batch - 1)) if self.batch > 1 else 0.0
 
 
@@ -117,7 +118,7 @@ class Budget:
         self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)
 
     def seconds(self, tokens: int, rows: int) -> float:
-        """Of a forward of that many tokens for that many rows, now."""
+        """Seconds of a forward of that many tokens for that many rows, at the present pace."""
         share, cost = self.cost.share(rows), self.cost
         return float(forward_seconds(cost.table, float(tokens), share, cost.buckets) * self.state[PACE])
 
@@ -143,11 +144,11 @@ class Budget:
         return float(self.state[EMITTED] / self.state[SPENT]) if self.state[SPENT] else 1.0
 
     def drafts(self, rows: int) -> bool:
-        """Whether to draft at the next step, of that many rows that decode."""
+        """Decide whether to draft at the next step, of that many rows that decode."""
         return self.plain_steps_left(rows) == 0
 
     def plain_steps_left(self, rows: int) -> int:
-        """How many steps, of that many rows, go without drafts from now on."""
+        """Count the steps, of that many rows, that go without drafts from now on."""
         return max(int(self.counts[BLOCK_LEFT]), math.ceil(self.by_rows[LEFT, rows.bit_length()]), 0)
 
     def choose(self, probabilities: np.ndarray, trees: np.ndarray, rows: int, prefill: int = 0) -> np.ndarray:
@@ -165,7 +166,7 @@ class Budget:
         return self.kept[:count]
 
     def make_room(self, trees: int, nodes: int) -> None:
-        """For a choice among that many nodes of that many trees."""
+        """Make room for a choice among that many nodes of that many trees."""
         if trees > len(self.kept):
             self.kept = np.zeros(2 * trees, np.int64)
         if nodes + 2 > self.curve.shape[1]:
@@ -199,14 +200,14 @@ class Budget:
 
 @inlined
 def seconds_at(table, column, share):
-    """Of a forward of one of the table's sizes; share: of the rows of a whole batch."""
+    """Seconds of a forward of one of the table's sizes; share: of the rows of a whole batch."""
     seconds = table[OF_ONE, column] + share * (table[OF_BATCH, column] - table[OF_ONE, column])
     return seconds * math.exp(table[CORRECTION, column])
 
 
 @inlined
 def column_of(table, tokens):
-    """Of the size at or below which lies `tokens`, but the last: what is beyond continues as between the two largest."""
+    """Find the last size at or below `tokens`, never the largest: what is beyond continues as between the two largest."""
     column = 0
     while column < table.shape[1] - 2 and table[TOKENS, column + 1] <= tokens:
         column += 1
@@ -288,7 +289,7 @@ def choose(probabilities, trees, rows, prefill, share, buckets, table, curve, st
 
 @inlined
 def median_of(values, count):
-    """Of the first `count`, the lower one of two."""
+    """Median of the first `count` values, the lower one of two."""
     for k in range(count):
         less = same = 0
         for other in range(count):
@@ -369,7 +370,7 @@ def observe(step, buckets, table, state, switch, recent, counts):
 
 
 def faster_alone(cost: StepCost, rows: int, emitted_alone: float, tokens_alone: int) -> bool:
-    """Whether a job of that many rows is faster one row at a time, with drafts, than `cost.batch` at once without.
+    """Tell whether that many rows are faster one at a time with drafts than `cost.batch` at once without.
 
     emitted_alone, tokens_alone: of a drafted step of one row: tokens that it emits, and those of its forward. By the first
     trees they are 1 + the sum of what `Budget.choose` keeps, and what it keeps. For --batch-size auto; a job with fewer rows

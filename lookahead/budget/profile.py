@@ -64,8 +64,8 @@ class Forward(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Of attention in a forward. keys: in the cache, padding included. products: of queries with them, an odd number of queries
-    counting as one more where slots share a call. padding: queries that are. calls: in addition to the first.
+    """Work of attention in a forward. keys: in the cache, padding included. products: of queries with them, an odd number of
+    queries counting as one more where slots share a call. padding: queries that are. calls: in addition to the first.
     """
 
     keys: int
@@ -76,7 +76,7 @@ class Work(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a profile holds for: another one's figures are others.
+    """Setting that a profile holds for.
 
     device: the processor's name. mode: how drafts are verified (forward/target.py). threads: of the CPU; 0 for others.
     shape: fingerprint of the model's config. linear: by whom or in which bits linear layers are (cpu/linear.py). kv_dtype:
@@ -95,7 +95,7 @@ class Setting:
 
     @property
     def file_name(self) -> str:
-        """Where the profile of this setting lies in the cache folder."""
+        """File name of this setting's profile in the cache folder."""
         device = re.sub(r"[^A-Za-z0-9]+", "-", self.device).strip("-")
         linear = "" if self.linear == "torch" else f"-{self.linear}"
         linear += "" if self.kv_dtype == "none" else f"-kv-{self.kv_dtype}"
@@ -144,7 +144,7 @@ class CostProfile:
         return self.at(forward.tokens) + self.per_row * forward.rows + float(in_attention(sized, *per))
 
     def seconds_of(self, tokens: int, rows: int, work: Work) -> float:
-        """Of a forward of which it is known what rows share a call of attention, all scores being wanted."""
+        """Seconds of a forward whose calls of attention are known, all scores being wanted."""
         in_attention = self.per_key * work.keys + self.per_query_key * work.products
         in_attention += self.per_padding * work.padding + self.per_call * work.calls
         return self.at(tokens) + self.per_row * rows + in_attention
@@ -168,7 +168,7 @@ class CostProfile:
         return largest
 
     def as_json(self) -> dict[str, Any]:
-        """What the file holds."""
+        """Return the file's content."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     def save(self, path: str | Path) -> None:
@@ -189,7 +189,7 @@ def in_attention(forward, per_key, per_query_key, per_padding, per_call):
 
 
 def read_profile(name: str) -> CostProfile:
-    """From a file, or the shipped profile of this name. Raises LookaheadError saying what is wrong with it."""
+    """Read a profile from a file, or the shipped one of this name. Raises LookaheadError saying what is wrong with it."""
     path = Path(name)
     if not path.exists():
         path = SHIPPED / f"{name}.json"
@@ -209,7 +209,7 @@ def shipped_names() -> list[str]:
 
 
 def cache_folder() -> Path | None:
-    """Where this user's profiles lie; None where there is neither $LOOKAHEAD_CACHE nor a home."""
+    """Folder of this user's profiles; None where there is neither $LOOKAHEAD_CACHE nor a home."""
     own = os.environ.get("LOOKAHEAD_CACHE")
     return Path(own) if own else folders.cache_folder("profiles")
 

@@ -1,4 +1,4 @@
-"""How many times faster than plain decoding a run has been. In: its steps and rows as they end. Out: a speedup, how sure it is.
+"""Measures the speedup of a run over plain decoding. In: its steps and rows as they end. Out: a speedup, how sure it is.
 
 A run takes plain steps now and then (policy.py): they are timed as a plain run takes them. What plain decoding of
 the whole run would have taken is then
@@ -74,7 +74,7 @@ class Speedup(NamedTuple):
 
 
 def total(speedups: Iterable[Speedup | None]) -> Speedup | None:
-    """Of several engines of one job; None if none has one."""
+    """Sum the speedups of several engines of one job; None if none has one."""
     known = [each for each in speedups if each]
     if not known:
         return None
@@ -191,7 +191,7 @@ class PlainTime:
         return self._blocks[1:] or self._blocks
 
     def _seconds_of(self, rows: int, timed: Block) -> float:
-        """Of a plain step of that many rows: as timed, and by the curve from the other steps that were."""
+        """Seconds of a plain step of that many rows: as timed, and by the curve from other timed steps."""
         if not timed:
             return self._expected(rows)
         by_curve = sum(seconds * self._expected(rows) / self._expected(n) for n, (seconds, _) in timed.items())

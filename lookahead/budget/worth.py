@@ -1,4 +1,5 @@
-"""Whether a source of drafts that takes time of its own pays. In: what it took and gave at each step. Out: use it, or not now.
+"""Decides whether a slow draft source saves more time than it takes. In: what it took and gave at each step. Out: use it, or
+not now.
 
 It pays while the tokens that it alone gives save more time than it takes. Where it does not it backs off, longer each time, and
 is tried again after that: the text may have become another.

@@ -1,4 +1,4 @@
-"""What steps took and gave. In: each step as it went. Out: clocks and counts, and what the draft budget learns from them.
+"""Accounts for steps. In: each step as it went. Out: clocks and counts, and what the draft budget learns from them.
 
 The engine's step hands its clock readings to `Accounting.record` at its end; nothing here decides anything.
 """
@@ -81,7 +81,7 @@ class Accounting:
 
     @property
     def speedup(self) -> Speedup | None:
-        """Of all runs so far over plain decoding; None if nothing else was done."""
+        """Speedup of all runs so far over plain decoding; None if nothing else was done."""
         if self.drafter.options.strategy == "off":
             return None
         self._read_clock()
@@ -213,8 +213,8 @@ class Accounting:
         self.budget.observe(rows, rows, rows, 0.0, seconds / steps, forward / steps, False, steps)
 
     def _time_plain_steps(self, rows: int, active: bool, seconds: float, follows: bool) -> None:
-        """For the speedup: plain steps of about the length that they have in a plain run. One alone behind a step with drafts
-        takes longer. follows: the step before was one of the same rows.
+        """Time plain steps for the speedup, as long as they are in a plain run: one alone behind a drafted step takes longer.
+        follows: the step before was one of the same rows.
         """
         was_plain, self._was_plain = self._was_plain, not active
         if active:
@@ -223,7 +223,7 @@ class Accounting:
             self.plain.plain_step(rows, seconds)
 
     def _learn_utility(self, batch: StepBatch, runner_up: float, seconds: float, emitted: int) -> None:
-        """Whether draft sources that take time of their own pay. Where lengths are fixed, all are always used."""
+        """Learn whether draft sources that take time of their own pay. With fixed lengths all are always used."""
         if self.drafter.options.adaptive:
             found = batch.accepted_from("recycled"), seconds, emitted, len(batch)
             self.drafter.recycled_utility.observe(runner_up, *found)

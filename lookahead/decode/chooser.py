@@ -1,4 +1,4 @@
-"""How a row chooses its tokens. In: the model's scores at one node. Out: the token that plain decoding would emit there.
+"""Chooses the tokens of a row. In: the model's scores at one node. Out: the token that plain decoding would emit there.
 
 Processors and stopping rules are transformers' own, so that a row emits what `model.generate` emits; they run along the
 accepted path only. A row draws from a random stream of its own, once for each token it emits, so its sample depends neither on
@@ -67,20 +67,20 @@ class Allowed(LogitsProcessor):
         return scores
 
     def notify(self, input_ids: torch.Tensor) -> None:
-        """Of what was emitted since the last time."""
+        """Notify the guide of what was emitted since the last call."""
         for token in input_ids[0, self._generated_from :].tolist():
             self._guide.accept_token(token)
         self._generated_from = input_ids.shape[1]
 
     def in_time(self, token: int) -> int:
-        """As `Guide.in_time`, but nothing that another processor rules out, the end of the answer aside."""
+        """Return `Guide.in_time`'s token, unless another processor rules it out; the end of the answer always wins."""
         end = self._guide.in_time(token)
         refused = self._scores is not None and not self._guide.ends_with(end) and self._scores[0, end] == -torch.inf
         return token if refused else end
 
 
 class Chooser(Protocol):
-    """How a row chooses its tokens. It is asked once for each, in the order in which they are emitted.
+    """Chooses the tokens of a row. It is asked once for each, in the order in which they are emitted.
 
     guide: what drafts may hold; None: anything. is_followed: it emits the best token, regardless of earlier ones, or the answer
     that the request brings, and need not be asked nor notified.
@@ -99,7 +99,7 @@ class Chooser(Protocol):
 
 
 class ForcedTokens:
-    """Emits the answer that a request brings, regardless of the scores, which are waited for all the same.
+    """Emits the answer that a request brings: ignores the scores, but still waits for the forward.
 
     remaining_forced: what is still to be emitted of it, a number of tokens at most.
     """
@@ -198,7 +198,7 @@ class Sampler:
 
 
 def processed(processors: LogitsProcessorList, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """What all processors make of the scores, which may change in place.
+    """Apply all processors to the scores, which may change in place.
 
     Raises LookaheadError naming a processor of the user's whose result is not scores of the vocabulary.
     """
@@ -221,7 +221,7 @@ def processed(processors: LogitsProcessorList, input_ids: torch.Tensor, scores: 
 
 
 def own_processors(sampling: Sampling, prompt_length: int) -> LogitsProcessorList:
-    """What transformers has no name for in a generation config: the caller's processors and the counting penalties."""
+    """Make the processors that a generation config cannot name: the caller's own and the counting penalties."""
     own = LogitsProcessorList(own_copies(sampling.processors))
     if sampling.frequency_penalty or sampling.presence_penalty:
         own.append(CountPenalty(prompt_length, sampling.frequency_penalty, sampling.presence_penalty))
@@ -237,7 +237,7 @@ RULES_OUT = {  # fields of a generation config -> what users call them
 
 
 def ruling_out(config: Any, sampling: Sampling) -> str:
-    """What of a request, and of the model's generation config, may rule out tokens; "" if nothing does."""
+    """List what of a request and of the model's generation config may rule out tokens; "" if nothing does."""
     # Minimum lengths rule out ends only, and the end of a complete answer wins: what is left are a request's own stop tokens.
     least = ["min_new_tokens"] if sampling.stop_token_ids and config.min_new_tokens else []
     found = [name for field, name in RULES_OUT.items() if getattr(config, field, None) not in (None, 0, [], {})]
@@ -245,7 +245,7 @@ def ruling_out(config: Any, sampling: Sampling) -> str:
 
 
 def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide | None:
-    """What follows a constrained answer. Raises ConstraintError if nothing can be that."""
+    """Make the guide of a constrained answer. Raises ConstraintError if nothing can be that."""
     if sampling.constraint is None:
         return None
     if grammars is None:
@@ -254,7 +254,7 @@ def guide_of(sampling: Sampling, grammars: Grammars | None, room: int) -> Guide 
 
 
 def stop_texts(target: TargetModel, sampling: Sampling, tokenizer: Any) -> StopTexts | None:
-    """What tells that a stop text is complete."""
+    """Make the detector of stop texts; None if there are none."""
     texts = sampling.stop or own_stop_strings(target)
     if not texts:
         return None

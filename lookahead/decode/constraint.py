@@ -1,4 +1,4 @@
-"""What an answer must look like. In: a JSON schema, a regular expression, choices or a grammar. Out: tokens that may follow.
+"""Constrains answers. In: a JSON schema, a regular expression, choices or a grammar. Out: tokens that may follow.
 
 The grammars are llguidance's (https://github.com/guidance-ai/llguidance), compiled in a millisecond or so against the
 model's vocabulary. A `Guide` follows one answer: it tells which tokens may come next, which nodes of a draft tree could ever be
@@ -52,7 +52,7 @@ class Constraint:
 
     @classmethod
     def of(cls, kind: str, value: Any) -> Constraint:
-        """From what users write: a schema as an object or its text, choices as a list.
+        """Make a constraint of what users write: a schema as an object or its text, choices as a list.
 
         Raises UsageError if it is not of the right type.
         """
@@ -80,7 +80,7 @@ class Constraint:
             raise ConstraintError(f"{self.kind}: {_first_line(messages[0])}.")
 
     def compiled(self) -> str:
-        """For llguidance. Raises ConstraintError if it cannot be read."""
+        """Compile it for llguidance. Raises ConstraintError if it cannot be read."""
         require("llguidance", self.kind)
         from llguidance import LLMatcher, grammar_from
 
@@ -109,7 +109,7 @@ class Grammars:
         self._compiled: OrderedDict[Constraint, Guide] = OrderedDict()
 
     def guide(self, constraint: Constraint, room: int) -> Guide:
-        """To follow a new answer of at most `room` tokens.
+        """Make a guide for a new answer of at most `room` tokens.
 
         Raises ConstraintError if the constraint cannot be kept, regardless of the tokens.
         """
@@ -195,7 +195,7 @@ class Guide:
 
     @property
     def is_complete(self) -> bool:
-        """What was emitted so far is all that the constraint asks for."""
+        """True if what was emitted so far satisfies the whole constraint."""
         return self._ended or (not self._matcher.is_error() and self._matcher.is_accepting())
 
     def refused(self, beside: str) -> int:
@@ -248,7 +248,7 @@ class Guide:
         return end[0] if end else next(iter(self._eos), token)
 
     def _end_from(self, known: list[int]) -> list[int] | None:
-        """What completes the answer: a known end if that still does, else what is found."""
+        """Return tokens that complete the answer: a known end if it still does, else a new one."""
         return known if self._is_complete_with(known) else self._completion()
 
     def accept_token(self, token: int) -> bool:
@@ -263,7 +263,7 @@ class Guide:
         return not self._eos and self._matcher.is_stopped()
 
     def forced(self) -> list[int]:
-        """What must come next, token by token, as far as that is certain."""
+        """Return the tokens that must come next, as far as that is certain."""
         if self._ends and self._end:
             return self._end
         tokens = self._matcher.compute_ff_tokens()[:MOST_FORCED]
@@ -275,7 +275,8 @@ class Guide:
         return tokens
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Which nodes of a draft tree the answer could take; parents come before children, node 0 is what was emitted last.
+        """Tell which nodes of a draft tree the answer could take; parents come before children, node 0 is what was emitted
+        last.
 
         Of text that must come, other cuts into tokens than the one that is allowed may be among them, except at the beginning.
         """

@@ -1,4 +1,4 @@
-"""What a step costs, measured where the job's first rows stand. In: slots whose rows are about to decode. Out: a `StepCost`.
+"""Measures the cost of steps where the job's first rows stand. In: slots whose rows are about to decode. Out: a `StepCost`.
 
 Forwards of chains behind what each row holds, of which nothing is kept: they take what verifying drafts takes.
 """

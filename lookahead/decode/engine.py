@@ -64,7 +64,7 @@ class DecodingEngine:
 
     @property
     def speedup(self) -> Speedup | None:
-        """Of all runs so far, see `Accounting.speedup`."""
+        """Speedup of all runs so far, see `Accounting.speedup`."""
         return self.accounting.speedup
 
     @property
@@ -179,7 +179,7 @@ class DecodingEngine:
             self.accounting.end()
 
     def _hands_over(self, rows: Sequence[RunningRow], ended: Sequence[RunningRow], seconds: float) -> bool:
-        """Whether `steps` yields, `seconds` after the last time. Processes that share a model do at the same steps."""
+        """Tell whether `steps` yields, `seconds` after the last time. Processes that share a model yield at the same steps."""
         shared, streamed = self.target.is_shared, any(row.generation.streamed for row in rows)
         return bool(ended) or shared or streamed or seconds > AT_ONCE
 
@@ -255,7 +255,7 @@ class DecodingEngine:
         return Grammars(self.tokenizer, self.target.vocab_size, self.target.eos_token_ids)
 
     def _chooser(self, generation: Generation) -> Chooser:
-        """As the request asks."""
+        """Make the chooser that the request asks for."""
         if generation.forced is not None or not generation.room:
             return ForcedTokens(generation.remaining_forced)
         prompt, room = generation.prompt_ids, generation.room

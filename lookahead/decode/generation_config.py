@@ -1,4 +1,4 @@
-"""What a model's generation config asks for, field by field. In: the config, and what a request asks for. Out: the config to
+"""Applies a model's generation config, field by field. In: the config, and what a request asks for. Out: the config to
 decode with, and one line for what is not used.
 
 `FIELDS` has every field that transformers 5.0 to 5.23 knows. Each is honoured as `model.generate` honours it, or another option
@@ -188,7 +188,7 @@ def not_used(target: TargetModel, asked: Sampling) -> str:
 
 
 def _sampling_not_used(own: Any, asked: Sampling) -> str:
-    """What of the model's own sampling gives way."""
+    """Describe which of the model's own sampling settings are not used."""
     draws = how_to_draw(own, asked)
     names = ("temperature", *OF_SAMPLING)
     settings = {name: value for name in names if (value := getattr(own, name, None)) not in (None, WITHOUT.get(name))}

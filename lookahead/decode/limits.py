@@ -1,4 +1,4 @@
-"""What one request may ask, whether it comes as a row or from Python. In: fields. Out: UsageError that names the field.
+"""Limits what one request may ask, as a row or from Python. In: fields. Out: UsageError that names the field.
 
 Each limit bounds memory or time that one request can cost the others of a job. docs/rows.md lists them.
 """
@@ -99,7 +99,7 @@ def check_length(name: str, text: str, longest: int) -> None:
 
 
 def shown(value: Any) -> str:
-    """As Python writes it, cut where it is long."""
+    """Return `repr(value)`, cut where it is long."""
     try:
         return f"{value!r:.80}"
     except ValueError:  # an integer of thousands of digits

@@ -1,4 +1,5 @@
-"""How probable the emitted tokens were. In: the model's raw scores. Out: log-probabilities, under the model's own distribution.
+"""Computes log-probabilities of emitted tokens. In: the model's raw scores. Out: log-probabilities, under the model's own
+distribution.
 
 That is the softmax of the scores as the model gives them, in float32: before temperature, penalties and everything else that a
 request asks of the choice. So a token that a penalty or a constraint has pushed may be improbable, and the best one another.
@@ -26,7 +27,8 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[int], most: int) -> list[TokenLogprobs]:
-    """Of the token emitted by the scores in each of these rows. logits: [any, vocab]. most: of the most probable, that many.
+    """Compute log-probabilities of the tokens emitted at these rows of scores. logits: [any, vocab]. most: of the most
+    probable, that many.
 
     One pass over a row for its sum and one for the best; nothing is sorted. A row's bits do not depend on the others.
     """

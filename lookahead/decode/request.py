@@ -77,7 +77,7 @@ class Generation(DraftCounts):
             self.finish_reason = "length"
 
     def text(self, tokenizer: Any) -> str:
-        """Of the answer. Where it does not include the stop text, log-probabilities end before that, too."""
+        """Decode the answer. Where it does not include the stop text, log-probabilities end before that, too."""
         if self.sampling.include_stop or not self.stop:
             return text_of(tokenizer, self.text_ids)
         text, tokens = without_stop(tokenizer, self.text_ids, self.stop)
@@ -86,7 +86,7 @@ class Generation(DraftCounts):
         return text
 
     def remaining_forced(self, most: int) -> Sequence[int]:
-        """What comes next of an answer that is given, that many tokens at most; nothing where none is."""
+        """Return the next tokens of a forced answer, at most that many; none if nothing is forced."""
         return () if self.forced is None else self.forced[len(self.token_ids) : len(self.token_ids) + most]
 
     def fail(self, error: Exception) -> None:

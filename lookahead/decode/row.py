@@ -64,7 +64,7 @@ class RunningRow:
         batch.remove(slot)
 
     def count(self, batch: StepBatch, slot: int) -> None:
-        """Of the steps since the latest call, what was drafted and accepted."""
+        """Add what was drafted and accepted in the steps since the latest call."""
         steps, draft_tokens, accepted, by_source = batch.counts(slot)
         generation = self.generation
         generation.steps += steps
@@ -126,7 +126,7 @@ class RunningRow:
         generation.observer(Step.of(generation.steps, generation.prompt_ids, output, *found))
 
     def verify(self, batch: StepBatch, slot: int, scores: Scores, prefills: bool) -> Accepted:
-        """What the model emits after the row's draft tree, and which of its nodes are kept; token by token.
+        """Verify the row's draft tree token by token: what the model emits, and which nodes are kept.
 
         prefills: the last chunk of its text instead of a tree.
         """
@@ -153,7 +153,7 @@ class RunningRow:
 
 
 def accept(rows: Sequence[RunningRow], batch: StepBatch, scores: Scores) -> list[Accepted]:
-    """What each row emits and which nodes of its tree are kept: along the best tokens, or as its sampler chooses.
+    """Accept each row's tokens and nodes: along the best tokens, or as its sampler chooses.
 
     rows[k] is in slot k.
     """
@@ -179,7 +179,7 @@ def accept(rows: Sequence[RunningRow], batch: StepBatch, scores: Scores) -> list
 
 
 def note_logprobs(rows: Sequence[RunningRow], scores: Scores) -> None:
-    """Of the tokens that this step emitted, for the rows that want them. rows[k] is in slot k; an error fails those rows."""
+    """Note log-probabilities of the tokens that this step emitted. rows[k] is in slot k; an error fails rows that want them."""
     wanting = [(slot, row) for slot, row in enumerate(rows) if row._without_logprobs]
     if not wanting:
         return
@@ -198,7 +198,7 @@ def note_logprobs(rows: Sequence[RunningRow], scores: Scores) -> None:
 
 
 def note_prompt_logprobs(rows: Sequence[RunningRow], batch: StepBatch, scores: Scores) -> None:
-    """Of the prompt tokens that this step scored; rows that are to emit nothing end with the last. rows[k] is in slot k."""
+    """Note log-probabilities of prompt tokens; rows that are to emit nothing end with the last. rows[k] is in slot k."""
     for slot, (row, phase, size) in enumerate(zip(rows, batch.phases, batch.sizes, strict=True)):
         if phase != SCORES_PROMPT or row.generation.finish_reason:
             continue

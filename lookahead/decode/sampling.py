@@ -1,4 +1,4 @@
-"""What a request asks of its tokens. In: fields, from a row or from Python. Out: checked values."""
+"""Sampling parameters of a request. In: fields, from a row or from Python. Out: checked values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SamplingMode = Literal["greedy", "model"]
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(SamplingFields):
-    """What a request asks of its tokens. None: what `sampling` sets of the first five, else the model's generation config.
+    """Sampling parameters of a request. None: what `sampling` sets of the first five, else the model's generation config.
 
     temperature: 0 is greedy decoding, which uses none of the next four. top_k: the most probable tokens only (0: all).
     top_p: the least set of tokens with this mass. min_p: tokens at least so probable against the best. typical_p: as

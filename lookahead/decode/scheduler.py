@@ -1,4 +1,4 @@
-"""Which requests hold slots. In: requests as they come. Out: the rows of each step, and those that have ended.
+"""Gives slots to requests. In: requests as they come. Out: the rows of each step, and those that have ended.
 
 A request takes a slot as soon as one is free; one that ends frees its slot at once. When memory runs out, the batch is halved
 and its rows restart. Knows nothing of drafts and scores.

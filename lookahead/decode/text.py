@@ -34,7 +34,9 @@ def text_of(tokenizer: Any, token_ids: Sequence[int]) -> str:
 
 
 class TokenTexts:
-    """What single tokens add to a text, blanks and special tokens included. Bytes of a part of a character are replaced."""
+    """Texts of single tokens, as they add to a text, blanks and special tokens included. Bytes of a part of a character are
+    replaced.
+    """
 
     def __init__(self, tokenizer: Any):
         self._decode = functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -85,7 +87,7 @@ class TextStream:
 
     @property
     def pending(self) -> str:
-        """What stands behind the text that was handed out, and may still change."""
+        """Text behind what was handed out, which may still change."""
         return text_of(self.tokenizer, self._tail)[self._given :]
 
     def finish(self) -> str:
@@ -101,7 +103,7 @@ class TextStream:
         return piece
 
     def _certain(self, text: str) -> int:
-        """How many characters of the tail's text are."""
+        """Count the characters of the tail's text that no later token can change."""
         text = text.removesuffix(REPLACEMENT)
         return len(text.rstrip(CLEANED) if self._cleans else text)
 
@@ -122,7 +124,7 @@ class TextStream:
         return self._kind(token) == "nothing"
 
     def _kind(self, token: int) -> Kind:
-        """What becomes of a token: no text at all, a byte, or text regardless of its neighbours."""
+        """Classify a token: no text at all, a byte, or text regardless of its neighbours."""
         if token not in self._kinds:
             name = self.tokenizer.convert_ids_to_tokens(token)
             skipped = token in self._special and not text_of(self.tokenizer, [token])
@@ -158,7 +160,7 @@ def found_in(text: str, stops: Sequence[str]) -> bool:
 
 
 def length_before(text: str, stops: Sequence[str], continues: bool = False) -> int:
-    """How many characters stand before the first stop text, or if more text follows, before a possible beginning of one."""
+    """Count the characters before the first stop text, or if more text follows, before a possible beginning of one."""
     found = [position for stop in stops if (position := text.find(stop)) >= 0]
     for stop in stops if continues else ():
         found += [len(text) - size for size in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:size])]

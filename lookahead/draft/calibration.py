@@ -1,4 +1,4 @@
-"""What a path's probability is worth. In: trees and emitted tokens. Out: the share of such nodes that are accepted.
+"""Calibrates path probabilities. In: trees and emitted tokens. Out: the share of such nodes that are accepted.
 
 The product over a path's tokens promises too much where the path is long: what is uncertain about each adds up, and the best
 of many is taken. So it is multiplied by a factor of its depth: what was accepted there over what such products promised, next
@@ -107,7 +107,7 @@ def count_nodes(tree, reach, nodes, verified, emitted, by_depth, counted, counte
 
 @inlined
 def deeper(by_depth, depth):
-    """By what a path's probability is multiplied, besides that of the next token, where it continues from `depth`."""
+    """Return the factor of a path that continues from `depth`, besides the next token's probability."""
     return by_depth[min(depth + 1, DEPTHS - 1)] / by_depth[min(depth, DEPTHS - 1)]
 
 

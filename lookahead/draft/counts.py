@@ -1,4 +1,4 @@
-"""What decode steps drafted and accepted: one record for a request, a job, a benchmark and a replay."""
+"""Counts what decode steps drafted and accepted: one record for a request, a job, a benchmark and a replay."""
 
 from __future__ import annotations
 

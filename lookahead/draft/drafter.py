@@ -159,7 +159,7 @@ class Drafter:
         return row
 
     def read(self, rows: Sequence[Row]) -> None:
-        """Of these rows what is unread becomes their own text. It is not before anything is drafted, as drafts may rest."""
+        """Index the text of these rows. Deferred until the first draft, because drafting may be off."""
         unread = [row for row in rows if row.unread is not None]
         if not unread:
             return
@@ -176,7 +176,7 @@ class Drafter:
         self._find_roots(unread)
 
     def append(self, row: Row, token_ids: Sequence[int], learn: bool) -> None:
-        """As `Row.accept`, but the sources of the user's own are not notified."""
+        """Append tokens as `Row.accept` does, without notifying the user's own sources."""
         if not len(token_ids):
             return
         row.root = int(token_ids[-1])
@@ -225,7 +225,7 @@ class Drafter:
         ]
 
     def get_ready(self) -> None:
-        """To draft for rows that are read."""
+        """Bring what all rows share up to date before a draft."""
         if self._unread:
             self.remember(())
         if len(self._running) < len(self._rows) - len(self._free):
@@ -303,7 +303,7 @@ class Drafter:
         row.finish()
 
     def restrict_to_chains(self) -> None:
-        """From now on draft one branch only: the model takes no tree mask."""
+        """Draft one branch only from now on: the model takes no tree mask."""
         if self.options.strategy != "off":
             self.options = dataclasses.replace(self.options, strategy="single")
 

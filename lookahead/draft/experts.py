@@ -294,7 +294,8 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
 
 @inlined
 def ask_skip(shared, scratch, node, one, stamp, rest, actual):
-    """What stands two tokens behind the occurrences of the context without its last token; the cell is -1 if there is none.
+    """Credit what stands two tokens behind the occurrences of the context without its last token; the cell is -1 if
+    there is none.
 
     one: 1 if occurrences need to agree in one token only, 0 if in two or more.
     """

@@ -1,4 +1,4 @@
-"""What happened in a decode step, to be shown. In: a draft tree and what the model made of it. Out: lines to draw, as data.
+"""Explains a decode step. In: a draft tree and what the model made of it. Out: lines to draw, as data.
 
 The loops that decode or replay hand a `Step` to whoever watches them; nothing here prints or knows how text looks.
 """
@@ -113,7 +113,7 @@ def outline(
     own: int | None = None,
     most: int | None = None,
 ) -> Outline:
-    """What to draw of a tree.
+    """Choose what to draw of a tree.
 
     accepted: nodes in path order, without the root. own: the model's own token behind them. most: nodes that are drawn, the
     most probable ones, besides those accepted and all that lead to them (None: all).
@@ -135,7 +135,7 @@ def outline(
         children[accepted[-1] if accepted else 0].insert(0, OWN)
 
     def like(node: int) -> tuple[Kind, str]:
-        """What nodes on one line have in common."""
+        """Return what nodes on one line have in common."""
         if node == OWN:
             return "own", ""
         source = tree.sources[node]
@@ -171,14 +171,14 @@ def outline(
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """How a trie speaks for a token: the context's end stands there `of` times, and `count` times the token follows."""
+    """Counts in a trie: the context's end stands there `of` times, and the token follows it `count` times."""
 
     count: int
     of: int
 
 
 def evidence(trie: Trie, source: int, context: Sequence[int], tree: DraftTree) -> list[Evidence | None]:
-    """For each node that `source`, the number of `trie`, drafted behind `context`: what the trie holds for the node's match.
+    """Look up what the trie holds for each node that `source`, the number of `trie`, drafted behind `context`.
 
     None for other nodes, and where the match is not exact: the token stands where a broken match would be by now.
     """

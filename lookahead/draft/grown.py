@@ -1,4 +1,4 @@
-"""What constrains trees. In: a grown tree and a guide. Out: the nodes that may come."""
+"""Constrains draft trees. In: a grown tree and a guide. Out: the nodes that may come."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Guide(Protocol):
         """Tokens that come next, as nothing else may."""
 
     def possible(self, token_ids: Sequence[int], parents: Sequence[int]) -> list[bool]:
-        """Which nodes of a tree could be accepted; parents come before children, node 0 is the token emitted last."""
+        """Tell which nodes of a tree could be accepted; parents come before children, node 0 is the token emitted last."""
 
 
 def keep_possible(rows: Block, number: int, guide: Guide) -> int:

@@ -23,11 +23,11 @@ class TreeBuilder:
 
     @property
     def scratch_at(self) -> int:
-        """Where the addresses of the threads' scratch blocks stand."""
+        """Address of the array of the threads' scratch blocks."""
         return int(self._scratch_at.ctypes.data)
 
     def threads(self, rows: int, nodes: int) -> int:
-        """How many are to grow the trees of that many rows, about `nodes` together; each has scratch memory then."""
+        """Choose how many threads grow the trees of that many rows, about `nodes` in all, and make their scratch memory."""
         threads = min(rows, nodes // planner.NODES_PER_THREAD, MOST_THREADS)
         threads = min(threads, most_threads()) if threads > 1 else 1
         while len(self._scratch) < threads:

@@ -273,8 +273,7 @@ def learn(shared, scratch, asked, actual):
 
 @inlined
 def _learn_trust(shared, scratch, actual):
-    """How a text's longest matches fare against the mixture decides how much its occurrences count relative to those of the
-    other texts.
+    """Weigh the occurrences of each text by how its longest matches fare against the mixture.
 
     So what is stale or off the subject does not drown what is not: a memory of another topic, a trie of another domain.
     """

@@ -1,4 +1,4 @@
-"""How much is drafted in a step: the settings of a drafter."""
+"""Settings of a drafter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRATEGIES: tuple[str, ...] = get_args(Strategy)
 
 @dataclasses.dataclass(frozen=True)
 class DraftOptions:
-    """How much is drafted in a step.
+    """Settings of how much is drafted in a step.
 
     decoding_length  tokens in one forward: the root + the draft tokens
     branch_length    draft tokens on one path below the root

@@ -1,4 +1,4 @@
-"""Which draft tokens are worth a forward. In: the context of each row and a budget. Out: the most probable tree of each.
+"""Grows draft trees. In: the context of each row and a budget. Out: the most probable tree of each.
 
 The tree grows by the probability of the whole path, best first: long single branches where text is being copied, bushes where
 it is not. Every node that is taken is looked up afresh on context + path (`mixture.mix`), for its children to compete with all
@@ -77,7 +77,7 @@ def grow_rows(address):
 
 @inlined
 def _fetch_next(shared, rows, scratch, numbers, at):
-    """What the rows behind the one at `at` are read by first: text and steps of the second, what these point to of the next.
+    """Prefetch what the two rows behind the one at `at` are read by first.
 
     numbers: int64 [rows, columns], the first column that of the row.
     """

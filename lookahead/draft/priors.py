@@ -1,5 +1,4 @@
-"""What is believed before a job has taught anything better. In: a small data file. Out: arrays that a drafter continues
-learning in.
+"""Initial weights of the mixture, trained offline. In: a small data file. Out: arrays that a drafter goes on learning in.
 
 `samples/train_priors.py` trains the file on text of any kind; without it the formula serves.
 """
@@ -23,7 +22,7 @@ FORMULA_STRENGTH = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Priors:
-    """What to start from.
+    """Initial state of what a drafter learns.
 
     lambdas      float32 [CELLS]
     calibration  float32 [BINS], accepted / predicted; None: 1
@@ -55,7 +54,7 @@ def formula() -> Priors:
 
 @functools.cache
 def load_priors() -> Priors:
-    """Those that ship with the package; the formula if they were trained for other cells."""
+    """Load the priors that ship with the package; the formula if they were trained for other cells."""
     file = importlib.resources.files("lookahead.draft").joinpath("priors.msgpack")
     if not file.is_file():
         return formula()

@@ -161,7 +161,7 @@ def sample_positions(texts, text, taken, prefix, sample, filled):
 
 @inlined
 def count_of(texts, text, token):
-    """How often a token stands in a text."""
+    """Count the occurrences of a token in a text."""
     low, high = first_range(texts, text, token)
     return high - low
 
@@ -204,7 +204,7 @@ def _narrowed(texts, text, low, high, prefix, token, ranges):
 
 @inlined
 def _searched(texts, text, low, high, prefix, token):
-    """As `_narrowed`, in the text itself."""
+    """Narrow a range as `_narrowed` does, by searching the text itself."""
     if high - low <= FEW:  # without branches that depend on tokens: these are fetched at once
         below, equal = np.int64(0), np.int64(0)
         for rank in range(low, high):

@@ -67,7 +67,7 @@ class DraftSource(Protocol):
 
 @dataclasses.dataclass
 class _Source:
-    """What is known of one source. number: in the drafter's source names. seconds: of the calls since the latest step."""
+    """State of one source. number: in the drafter's source names. seconds: of the calls since the latest step."""
 
     draft: Any
     name: str
@@ -81,9 +81,7 @@ class _Source:
 
 @dataclasses.dataclass
 class _Proposed:
-    """What a source has proposed for a row, until it is known what is right: behind each path the tokens that may follow, and
-    the class of each.
-    """
+    """Pending proposals of a source for a row: the tokens proposed behind each path, and the class of each."""
 
     source: _Source
     following: dict[tuple[int, ...], list[tuple[int, tuple[int, int, int]]]]
@@ -122,7 +120,7 @@ class Sources:
         return tuple(source.name for source in self._all)
 
     def __bool__(self) -> bool:
-        """There are some that work."""
+        """True if any source works."""
         return any(not source.broken for source in self._all)
 
     def forget(self) -> None:
@@ -208,7 +206,7 @@ class Sources:
 
 
 class _NoProposal(Exception):
-    """What a source returned is not a list of paths of token ids."""
+    """Raised when a source returns something else than paths of token ids."""
 
 
 def _checked(proposed: Any, most: int, vocab_size: int) -> list[list[int]]:
@@ -267,8 +265,8 @@ class Grown:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Of a tree. most: nodes below the root. depth: of a node. price: path probability that a node must have. single: one
-    branch. adaptive: do not ask sources that take more than they save.
+    """Limits of a tree. most: nodes below the root. depth: of a node. price: path probability that a node must have. single:
+    one branch. adaptive: do not ask sources that take more than they save.
     """
 
     most: int
@@ -319,7 +317,7 @@ class _Merge:
         return following
 
     def best(self, limits: Limits) -> Grown:
-        """Of all nodes the most probable ones."""
+        """Pick the most probable nodes of the whole tree."""
         values = self._path_probabilities()
         order = sorted(range(1, len(values)), key=lambda node: (-values[node], node))
         picked = [0]
@@ -371,7 +369,7 @@ class _Merge:
         return kind, (source.hits[kind] + 2 * expected) / (source.tried[kind] + 2)
 
     def _path_probabilities(self) -> list[float]:
-        """Of each node; parents come first. What is proposed has its source's share, what is not what is left over."""
+        """Compute each node's path probability: proposed nodes get their source's share, others what is left over."""
         values = [1.0] * len(self.tokens)
         for node, children in sorted(self.below.items()):
             proposed = [child for child in children if child in self.trusted and self.sources[child] != GRAMMAR]

@@ -41,7 +41,7 @@ TIMED = 8  # at one step in that many it is timed how long runner-up tokens take
 
 @dataclasses.dataclass(slots=True)
 class RowState:
-    """What a row brings when it takes a slot.
+    """State that a row brings when it takes a slot.
 
     length: tokens of prompt and answer so far. left: that it may still emit. positions_left: behind `length`. emitted: the
     latest token; None: it has not emitted any. stops: tokens that end it. forced: what is left of an answer that is taken as
@@ -131,7 +131,7 @@ class StepBatch:
         return steps, draft_tokens, accepted, found
 
     def set_input(self, slot: int, phase: int, chunk: np.ndarray | None = None) -> None:
-        """What a row does in the next step. chunk: int32, what it prefills, which the caller keeps until the step is over."""
+        """Set what a row does in the next step. chunk: int32, what it prefills, which the caller keeps until the step is over."""
         line = self.lines[slot]
         line["phase"] = phase
         line["chunk_at"], line["chunk"] = (0, 0) if chunk is None else (chunk.ctypes.data, len(chunk))
@@ -199,7 +199,7 @@ class StepBatch:
 
     @property
     def phases(self) -> list[int]:
-        """What each row does in this step, see step_layout.py."""
+        """Phase of each row in this step, see step_layout.py."""
         phases: list[int] = self.lines["phase"][: len(self)].tolist()
         return phases
 
@@ -211,7 +211,7 @@ class StepBatch:
 
     @property
     def trees(self) -> TreeBatch:
-        """What the forward gets: the trees and chunks of all rows."""
+        """Input of the forward: the trees and chunks of all rows."""
         block, tokens, rows = self._block, int(self.call["tokens"]), len(self)
         return TreeBatch(block.token_ids[:tokens], block.parents[:tokens], block.brought[:rows], block.wanted[:rows])
 
@@ -235,7 +235,7 @@ class StepBatch:
             block.few_ids[:asked], block.few_scores[:asked] = scores.best_few(block.asked[:asked], FEW)
 
     def set_accepted(self, slot: int, token_ids: Sequence[int], nodes: Sequence[int]) -> None:
-        """What a row emits for which Python chooses. nodes: of its tree, the root included."""
+        """Set what a row emits for which Python chooses. nodes: of its tree, the root included."""
         line, block = self.lines[slot], self._block
         first = int(line["begin"]) + (0 if line["phase"] == DECODES else int(line["size"]) - 1)
         block.new_tokens[first : first + len(token_ids)] = token_ids
@@ -245,11 +245,11 @@ class StepBatch:
         line["new"] = len(token_ids)
 
     def commit(self) -> None:
-        """What rows emit in this step becomes part of their answers."""
+        """Make what rows emit in this step part of their answers."""
         self._run(step_kernel.accept, COMMIT)
 
     def accepted(self) -> list[Accepted]:
-        """What each row emits, and which nodes of its tree, or tokens of its chunk, are kept."""
+        """Return what each row emits, and which nodes of its tree, or tokens of its chunk, are kept."""
         rows, block = len(self), self._block
         tokens = int(self.call["tokens"])
         ids, path = block.new_tokens[:tokens].tolist(), block.path[:tokens].tolist()
@@ -310,7 +310,7 @@ class StepBatch:
         run_in(1, kernel, self._block.address)
 
     def _get_ready(self, budget: Budget, drafts: bool) -> None:
-        """To learn from what rows have emitted, and to draft for those that decode."""
+        """Bring the drafter up to date and index texts before the native call."""
         drafter = self.drafter
         if self._unindexed and drafts:
             phases = self.phases
@@ -352,7 +352,7 @@ class StepBatch:
             self._note_index(slot)
 
     def _make_place(self) -> None:
-        """For what rows will emit next."""
+        """Make room for what rows will emit next."""
         self.call["full"] = 0
         for slot in range(len(self)):
             if self.lines[slot]["emitted"] > UNKNOWN:
@@ -360,7 +360,7 @@ class StepBatch:
             self._note_index(slot)
 
     def _force_tokens(self) -> None:
-        """What grammars force the next tokens to be."""
+        """Collect the next tokens that grammars force."""
         tokens: list[int] = []
         for slot, state in enumerate(self._states):
             line = self.lines[slot]
@@ -400,7 +400,7 @@ class StepBatch:
             self._own_reach[slot, : len(tree)] = tree.probabilities
 
     def _make_block(self, rows: int, tokens: int) -> None:
-        """With room for that many rows, and tokens of a step."""
+        """Allocate the block with room for that many rows, and tokens of a step."""
         options, before = self.drafter.options, getattr(self, "_block", None)
         parallel = options.decoding_length if options.strategy == "parallel" else 1
         sizes = {"rows": rows, "unknown": 2 * UNKNOWN, "sources": len(self._names), "parallel": parallel, "tokens": tokens}
@@ -419,7 +419,7 @@ class StepBatch:
         self._pointed = ()
 
     def _make_room(self) -> None:
-        """For the tokens of the next step: those of all trees, and the chunks."""
+        """Make room for the tokens of the next step: those of all trees, and the chunks."""
         self._prefills, self._room_rows = False, len(self)
         tokens = 64 + len(self) * (self.drafter.options.decoding_length + 1) + int(self.lines["chunk"][: len(self)].sum())
         if tokens > self._block.sizes["tokens"]:

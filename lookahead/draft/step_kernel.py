@@ -129,7 +129,7 @@ def _grow(of, call):
 
 @inlined
 def _choose(of, call):
-    """How many nodes of each tree are verified becomes `nodes` of rows, and `kept` of the drafter's."""
+    """Choose how many nodes of each tree are verified: `nodes` of rows, `kept` of the drafter's."""
     draft_rows, kept = rows_arrays(int64_at(call.draft_rows_at)), carray(int64_at(call.kept_at), (call.kept_room,))
     if call.adaptive != 0 and call.trees > 0:
         spans = carray(int64_at(address_of(of.spans)), (call.trees, 2))
@@ -255,7 +255,7 @@ def _follow(of, call, line):
 
 @inlined
 def _commit(of, call):
-    """What rows have emitted belongs to their answers; sums for accounting."""
+    """Append what rows emit to their answers; sum up for accounting."""
     draft_rows = rows_arrays(int64_at(call.draft_rows_at))
     call.emitted, call.ended = 0, 0
     for source in range(of.step_sources.shape[0]):

@@ -1,4 +1,4 @@
-"""What the native halves of a decode step (step_kernel.py) share with Python, by name: the memory layout of a block."""
+"""Memory layout of the block that the native halves of a decode step (step_kernel.py) share with Python."""
 
 from __future__ import annotations
 

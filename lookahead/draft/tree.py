@@ -76,7 +76,7 @@ class DraftTree:
 
 
 def _children(parents: list[int], token_ids: list[int], nodes: list[int], token_id: int) -> list[int]:
-    """Those of `nodes`, which ascend, that are this token; children come after their parents."""
+    """Find the children of `nodes`, which ascend, that are this token; children come after their parents."""
     found, node = [], nodes[0]
     try:
         while True:
@@ -103,7 +103,7 @@ class TreeBatch:
     wanted: np.ndarray
 
     def tree(self, slot: int) -> DraftTree | None:
-        """Of one slot, as if its tokens were certain."""
+        """Return the tree of one slot, as if its tokens were certain."""
         begin, size = int(self.sizes[:slot].sum()), int(self.sizes[slot])
         if not size:
             return None
@@ -130,7 +130,7 @@ def side_by_side(trees: Sequence[DraftTree | None], wanted: Sequence[Wanted]) ->
 
 @dataclasses.dataclass(slots=True)
 class Accepted:
-    """What a step yields.
+    """Result of a step for one row.
 
     token_ids: 1 to branch_length + 1 tokens; the last is the model's own.
     nodes: the root and the accepted draft nodes, in path order.
@@ -141,7 +141,7 @@ class Accepted:
 
 
 class Scores(Protocol):
-    """What `StepBatch.accept` needs of the scores of a forward."""
+    """Interface of a forward's scores, as `StepBatch.accept` needs it."""
 
     def native(self) -> tuple[int, int, int]:
         """(kind, address, vocabulary) of scores that kernels can read, see best_kernel.py; kind NONE: a device has them."""
@@ -154,7 +154,7 @@ class Scores(Protocol):
 
 
 def name_of(source: int, source_names: Sequence[str]) -> str:
-    """What a tree's source is called."""
+    """Return the name of a tree's source."""
     return source_names[source] if source >= 0 else "padding" if source == GIVEN else "grammar"
 
 
