@@ -367,15 +367,3 @@ def observe(step, buckets, table, state, switch, recent, counts):
                 counts[BLOCK_LEFT] = BLOCK
     state[EMITTED] = MEMORY * state[EMITTED] + steps * plain
     state[SPENT] = MEMORY * state[SPENT] + steps * spent
-
-
-def faster_alone(cost: StepCost, rows: int, emitted_alone: float, tokens_alone: int) -> bool:
-    """Tell whether that many rows are faster one at a time with drafts than `cost.batch` at once without.
-
-    emitted_alone, tokens_alone: of a drafted step of one row: tokens that it emits, and those of its forward. By the first
-    trees they are 1 + the sum of what `Budget.choose` keeps, and what it keeps. For --batch-size auto; a job with fewer rows
-    than a batch has only those at once.
-    """
-    at_once = min(rows, cost.batch)
-    together = seconds_of(cost.table, at_once, cost.share(at_once), cost.buckets) / at_once
-    return bool(seconds_of(cost.table, tokens_alone, 0.0, cost.buckets) / emitted_alone < together)

@@ -131,7 +131,7 @@ class StepBatch:
         return steps, draft_tokens, accepted, found
 
     def set_input(self, slot: int, phase: int, chunk: np.ndarray | None = None) -> None:
-        """Set what a row does in the next step. chunk: int32, what it prefills, which the caller keeps until the step is over."""
+        """Set what a row does in the next step. chunk: int32, what it prefills; the caller keeps it until the step is over."""
         line = self.lines[slot]
         line["phase"] = phase
         line["chunk_at"], line["chunk"] = (0, 0) if chunk is None else (chunk.ctypes.data, len(chunk))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lookahead.budget import ladder
-from lookahead.budget.policy import LIMIT, Budget, StepCost, faster_alone
+from lookahead.budget.policy import LIMIT, Budget, StepCost
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FLAT = np.array([1.0, 1.01, 1.02, 1.03])
@@ -90,12 +90,6 @@ def test_ladder_measures_each_size_and_the_cost_of_a_change():
     cost = ladder.measure(forward, 1, 1e9, 1.02, most=1e9)
     assert cost.table[1] == pytest.approx(1 + cost.table[0] / 50)
     assert cost.change == pytest.approx(0.03)
-
-
-def test_one_row_at_a_time_is_faster_where_drafts_gain_more_than_company():
-    cost = StepCost(SIZES, np.array([[1.0, 1.5, 3.0, 6.0], [1.0, 2.0, 4.0, 8.0]]), batch=8)
-    assert not faster_alone(cost, 64, 3.0, 8)
-    assert faster_alone(cost, 2, 3.0, 8)
 
 
 CELLS = (
