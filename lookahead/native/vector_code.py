@@ -137,9 +137,9 @@ class Code:
         return self.fma(builder.sitofp(whole, VECTOR), scale, offset)
 
     def variable(self, kind: Any, value: Any) -> Any:
-        place = cgutils.alloca_once(self.builder, kind)
-        self.builder.store(value, place)
-        return place
+        slot = cgutils.alloca_once(self.builder, kind)
+        self.builder.store(value, slot)
+        return slot
 
     @contextmanager
     def loop(self, count: Any, step: int = 1) -> Iterator[Any]:

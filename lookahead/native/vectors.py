@@ -45,12 +45,12 @@ def dots(code, query, key, stride, count, width, scores):
 
         def add(sums, at, some, four=four):
             part = code.load(code.at(query, at, 4))
-            for address, place in zip(four, sums, strict=True):
-                product = code.fma(part, code.numbers(address, at, some), builder.load(place))
-                builder.store(product, place)
+            for address, slot in zip(four, sums, strict=True):
+                product = code.fma(part, code.numbers(address, at, some), builder.load(slot))
+                builder.store(product, slot)
 
         each_chunk(code, width, sums, add)
-        totals += [builder.load(place) for place in sums]
+        totals += [builder.load(slot) for slot in sums]
     code.store(code.folded(totals), scores)
 
 
@@ -58,14 +58,14 @@ def dots(code, query, key, stride, count, width, scores):
 def dot(code, query, key, width):
     """float32: the score of one query with one key."""
     builder = code.builder
-    place = code.variable(VECTOR, code.constant(0.0))
+    slot = code.variable(VECTOR, code.constant(0.0))
 
     def add(sums, at, some):
         part = code.load(code.at(query, at, 4))
-        builder.store(code.fma(part, code.numbers(key, at, some), builder.load(place)), place)
+        builder.store(code.fma(part, code.numbers(key, at, some), builder.load(slot)), slot)
 
-    each_chunk(code, width, [place], add)
-    return code.reduced(builder.load(place), builder.fadd)
+    each_chunk(code, width, [slot], add)
+    return code.reduced(builder.load(slot), builder.fadd)
 
 
 @emitted(of_kind=True)
@@ -98,14 +98,14 @@ def tile_scores(code, query, stride, turned, chunks, scores, scores_stride):
     queries = [builder.add(query, builder.mul(stride, ir.Constant(LONG, number))) for number in range(4)]
 
     def sums_of(lane):
-        places = [code.variable(VECTOR, code.constant(0.0)) for _ in queries]
+        slots = [code.variable(VECTOR, code.constant(0.0)) for _ in queries]
         with code.loop(chunks) as chunk:
             at = builder.add(builder.mul(chunk, ir.Constant(LONG, LANES)), ir.Constant(LONG, lane))
             keys = code.load(code.at(turned, at, 4 * LANES))
-            for address, place in zip(queries, places, strict=True):
+            for address, slot in zip(queries, slots, strict=True):
                 number = code.splat(code.load(code.at(address, at, 4), FLOAT))
-                builder.store(code.fma(number, keys, builder.load(place)), place)
-        return [builder.load(place) for place in places]
+                builder.store(code.fma(number, keys, builder.load(slot)), slot)
+        return [builder.load(slot) for slot in slots]
 
     opened: list[tuple[int, list[Any]]] = []  # (sums in it, those of each query)
     for lane in FOLDED:
@@ -122,15 +122,15 @@ def tile_scores(code, query, stride, turned, chunks, scores, scores_stride):
 def largest(code, scores, count):
     """float32: the largest of `count` scores, at least LEAST."""
     builder = code.builder
-    place = code.variable(VECTOR, code.constant(LEAST))
+    slot = code.variable(VECTOR, code.constant(LEAST))
 
     def add(sums, at, some):
-        where, most = code.at(scores, at, 4), builder.load(place)
+        where, most = code.at(scores, at, 4), builder.load(slot)
         new = code.load(where) if some is None else code.masked(where, code.below(some), most)
-        builder.store(code.larger(new, most), place)
+        builder.store(code.larger(new, most), slot)
 
-    each_chunk(code, count, [place], add)
-    return code.reduced(builder.load(place), code.larger)
+    each_chunk(code, count, [slot], add)
+    return code.reduced(builder.load(slot), code.larger)
 
 
 @emitted(most=types.float32)
@@ -176,7 +176,7 @@ def _mixer(rows: int, vectors: int) -> Any:
         for row in range(rows):
             start = builder.add(outputs, builder.mul(ir.Constant(LONG, row), outputs_stride))
             whence += [builder.add(start, ir.Constant(LONG, 4 * LANES * vector)) for vector in range(vectors)]
-        places = [code.variable(VECTOR, code.load(address)) for address in whence]
+        slots = [code.variable(VECTOR, code.load(address)) for address in whence]
         with code.loop(count) as number:
             start = builder.add(value, builder.mul(number, stride))
             if vectors == 1:
@@ -185,12 +185,12 @@ def _mixer(rows: int, vectors: int) -> Any:
                 parts = [code.numbers(start, at, None, vector) for vector in range(vectors)]
             for row, line in enumerate(lines):
                 weight = code.splat(code.load(code.at(line, number, 4), FLOAT))
-                builder.store(builder.fadd(builder.load(places[row]), weight), places[row])
+                builder.store(builder.fadd(builder.load(slots[row]), weight), slots[row])
                 for vector, part in enumerate(parts):
-                    place = places[rows + row * vectors + vector]
-                    builder.store(code.fma(weight, part, builder.load(place)), place)
-        for address, place in zip(whence, places, strict=True):
-            code.store(builder.load(place), address)
+                    slot = slots[rows + row * vectors + vector]
+                    builder.store(code.fma(weight, part, builder.load(slot)), slot)
+        for address, slot in zip(whence, slots, strict=True):
+            code.store(builder.load(slot), address)
 
     return mix
 

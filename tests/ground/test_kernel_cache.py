@@ -1,8 +1,6 @@
 """Where compiled kernels are kept, and which are believed."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,20 +9,7 @@ import pytest
 
 from lookahead.files import folders
 from lookahead.native import cache as kernel_cache
-from tests.support.native import copy_of_native
 
-KERNELS = """
-from lookahead.native.kernels import kernel
-
-@kernel
-def once(number):
-    return number + 1
-
-@kernel
-def twice(number):
-    return 2 * once(number)
-"""
-ASK = "from lookahead.of_test import once, twice; print(twice(99), sum(twice.stats.cache_misses.values()))"
 OTHER = 12345  # a user id without a passwd entry
 
 as_root = pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can be another user")
@@ -163,41 +148,3 @@ def test_users_own_group_counts_as_the_user_and_no_other_group_does(tmp_path, mo
     assert folders.others_may_write(about)
     group.gr_mem, group.gr_name = [], "staff"
     assert folders.others_may_write(about)
-
-
-@pytest.fixture
-def package(tmp_path):
-    """A package of two kernels, one of which calls the other, that is kept nowhere yet."""
-    package = tmp_path / "installed" / "lookahead"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    copy_of_native(package)
-    (package / "of_test.py").write_text(KERNELS)
-    return package
-
-
-def started(package: Path) -> subprocess.Popen[str]:
-    """A process that calls a kernel."""
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", ASK]
-    return subprocess.Popen(command, env=environment, cwd="/", text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[bool, str]:
-    """(whether it compiled, its stderr); it must have said what the kernel gives."""
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    said, misses = out.split()
-    assert said == "200"
-    return int(misses) > 0, err
-
-
-@pytest.mark.deep
-def test_two_processes_on_one_empty_cache_both_end_well_and_a_third_loads_what_they_kept(package):
-    both = [started(package), started(package)]
-    for process in both:
-        assert ended(process)[1] == ""
-    assert ended(started(package)) == (False, "")
-    kept = list((package / "__pycache__").iterdir())
-    assert len(kept) == 2
-    assert {path.suffix for path in kept} == {".kernel"}

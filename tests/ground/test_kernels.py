@@ -1,15 +1,17 @@
 """Compiled kernels, kept on disk; arrays at addresses inside them: elements, rows and slices as numpy has them."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lookahead.files import folders
 from lookahead.native import kernels
 from lookahead.native.kernels import address_of, carray, int32_at, int64_at, kernel
-from tests.support.native import copy_of_native
 
 LIMIT = """
 from lookahead.native.kernels import kernel
@@ -89,9 +91,11 @@ def test_a_block_that_grows_is_seen_with_its_new_sizes():
 def twice_of_99(tmp_path, monkeypatch):
     """twice_of_99(at most) -> (what a new process says, True if it compiled it). Two files of kernels, one of a constant."""
     package = tmp_path / "lookahead"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    copy_of_native(package)
+    (package / "files").mkdir(parents=True)
+    for module in ("__init__.py", "files/__init__.py"):
+        (package / module).touch()
+    shutil.copytree(Path(kernels.__file__).parent, package / "native", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(folders.__file__, package / "files")
     (package / "limit.py").write_text(LIMIT)
     (package / "twice.py").write_text(TWICE)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)

@@ -17,7 +17,6 @@ from lookahead.models.load import empty_model, load_model
 from lookahead.quantize import activation_stats as moments
 from lookahead.quantize.activation_stats import Moments, input_sizes
 from lookahead.quantize.rounding import quantized
-from lookahead.quantize.write_packed import quantize_checkpoint
 from lookahead.tokenizer import load_tokenizer
 from tests.architectures import tiny_config
 from tests.support.cli import write_jsonl
@@ -185,17 +184,6 @@ def loss(folder: Path | str, quantize: str = "none") -> float:
     target = load_model(str(folder), dtype="float32", device="cpu", quantize=quantize, engine_mode="modules")
     tokenizer = load_tokenizer(DEMO)
     return loss_of(target, [tokenizer(text)["input_ids"] for text in questions_with_answers()[60:]]) or 0.0
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
-def test_outliers_cost_no_more_than_the_model_without_them(outliers, tmp_path):
-    """At load and in a checkpoint. Without equalizing they cost 0.04 nats more in 4 bits, and 0.008 in 8."""
-    plain, ours = loss(DEMO, "int4"), loss(outliers, "int4")
-    assert abs(loss(outliers) - loss(DEMO)) < 0.001
-    assert ours < plain + 0.02
-    quantize_checkpoint(str(outliers), str(tmp_path / "four"), "int4")
-    assert loss(tmp_path / "four") == pytest.approx(ours, abs=1e-4)
 
 
 @pytest.mark.deep

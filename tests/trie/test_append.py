@@ -119,15 +119,6 @@ def test_corpus_that_cannot_be_read_to_its_end_leaves_the_old_file(path):
     assert_unchanged(path, before)
 
 
-def test_missing_or_foreign_file_is_refused(tmp_path):
-    with pytest.raises(TrieFormatError, match="cannot be read"):
-        append_ids(tmp_path / "missing.trie", [[1]])
-    (tmp_path / "text.trie").write_text("some text that is no trie")
-    with pytest.raises(TrieFormatError, match="not a trie file"):
-        append_ids(tmp_path / "text.trie", [[1]])
-    assert (tmp_path / "text.trie").read_text() == "some text that is no trie"
-
-
 @pytest.mark.parametrize("rebuild", [lambda path: build_ids(path, [[9]]), lambda path: append_ids(path, [[9]])])
 def test_file_that_another_process_replaced_meanwhile_without_a_lock_is_not_overwritten(path, rebuild, monkeypatch):
     monkeypatch.setattr(build, "locked", lambda *_: contextlib.nullcontext())

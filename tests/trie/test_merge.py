@@ -48,13 +48,6 @@ def test_same_merge_gives_the_same_bytes_whatever_the_memory(tmp_path, monkeypat
         assert merge(tmp_path, *tries, effort=Effort(workers=3)).path.read_bytes() == expected
 
 
-def test_inputs_stay_as_they_are(tmp_path):
-    one, two = build(tmp_path, "one.trie", ids([1, 2])), build(tmp_path, "two.trie", ids([1, 3]))
-    before = one.path.read_bytes(), two.path.read_bytes()
-    merge(tmp_path, one, two, weights={"one": 2.0})
-    assert (one.path.read_bytes(), two.path.read_bytes()) == before
-
-
 @pytest.mark.parametrize("name", ["one.trie", "one", "a", "path"])
 def test_weight_may_name_a_source_or_a_trie_file(tmp_path, name):
     one, two = build(tmp_path, "one.trie", ids([1, 2])), build(tmp_path, "two.trie", ids([1, 3], source="b"))

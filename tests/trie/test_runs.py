@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.errors import LookaheadError, TrieFormatError
+from lookahead.errors import TrieFormatError
 from lookahead.trie.runs import Pages, Run, Scratch, merged
 from lookahead.trie.suffixes import sort_suffixes
 from tests.support.depth import deep
@@ -96,24 +96,4 @@ def test_arrays_put_on_disk_come_back_as_they_were_and_leave_no_file(tmp_path):
     for array, mapped in zip(arrays, kept, strict=True):
         assert mapped.dtype == array.dtype
         assert mapped.tolist() == array.tolist()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_pages_that_are_let_go_read_the_same_when_touched_again(tmp_path):
-    pages = Pages(0)
-    kept = Scratch(tmp_path, pages).put(np.arange(100_000, dtype=np.uint32))
-    before = int(kept.sum())
-    pages.trim()
-    assert int(kept.sum()) == before == 99_999 * 50_000
-
-
-def test_full_disk_is_told_with_the_folder(tmp_path):
-    resource = pytest.importorskip("resource")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
-    try:
-        with pytest.raises(LookaheadError, match=f"^{tmp_path}: .* cannot be kept here"):
-            Scratch(tmp_path, Pages(0)).put(np.zeros(1000, np.uint32))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
