@@ -227,6 +227,3 @@ def test_model_that_verifies_wrongly_is_not_trusted_with_it(tiny_model, kind, mo
     target = probed(model)
     assert target.mode == mode
     assert re.search(reason, target.reason)
-
-
-# ---- the key/value buffers

@@ -7,46 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lookahead.draft.arrays import BINS, DEPTHS
-from lookahead.draft.calibration import EDGES, LEAST, OCTAVE, Calibration, bin_of, calibrated, computed, count_nodes
+from lookahead.draft.arrays import BINS
+from lookahead.draft.calibration import EDGES, LEAST, OCTAVE, Calibration, bin_of, calibrated, computed
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.priors import formula
 
-probability = st.floats(float(LEAST), 1.0, width=32)
 ONE = bin_of(np.float32(1.0))
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), probability), max_size=25),
-    st.lists(st.integers(0, 2)),
-    st.integers(1, 26),
-)
-def test_nodes_behind_verified_ones_count_as_predicted_and_those_of_them_that_were_said_as_accepted(nodes, said, verified):
-    paths, reach = [()], [1.0]
-    parents, token_ids = [-1], [9]
-    for parent, token, p in nodes:
-        parent %= len(paths)
-        if (path := (*paths[parent], token)) not in paths:
-            paths.append(path)
-            reach.append(p)
-            parents.append(parent)
-            token_ids.append(token)
-    tree = np.array([token_ids, parents, [0] * len(paths), [0] * len(paths)], np.int32)
-    counted, counted_by_depth = np.zeros((2, BINS)), np.zeros((2, DEPTHS))
-    by_depth = np.linspace(1, 0.2, DEPTHS, dtype=np.float32)
-    args = tree, np.array(reach, np.float32), len(paths), verified, np.array(said, np.int32)
-    count_nodes(*args, by_depth, counted, counted_by_depth)
-    expected, by_depth_expected = np.zeros((2, BINS)), np.zeros((2, DEPTHS))
-    for path, p, parent in zip(paths[1:], reach[1:], parents[1:], strict=True):
-        if parent >= verified:
-            continue
-        expected[0, bin_of(np.float32(p))] += p
-        expected[1, bin_of(np.float32(p))] += path == tuple(said[: len(path)])
-        by_depth_expected[0, len(path)] += p / by_depth[len(path)]
-        by_depth_expected[1, len(path)] += path == tuple(said[: len(path)])
-    np.testing.assert_allclose(counted, expected, rtol=1e-6)
-    np.testing.assert_allclose(counted_by_depth, by_depth_expected, rtol=1e-6)
 
 
 counts = st.lists(st.tuples(st.integers(0, ONE), st.floats(0, 500), st.floats(0, 1)), max_size=30)
@@ -103,6 +70,20 @@ def test_curve_moves_towards_what_was_seen_the_more_the_more_was_seen(ratio, sid
 # ---- in a drafter
 def start(drafter):
     return drafter.start([1, 2, 3, 4, 1, 2])
+
+
+def test_drafter_counts_each_tree_once_when_its_answer_is_known():
+    drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
+    row = start(drafter)
+    row.draft(3)  # replaced by the next
+    tree = row.draft()
+    assert not drafter.shared.counted.any()
+    reach = drafter.rows.reach[0, 0, 1 : len(tree)].sum()
+    row.accept([3, 9])
+    predicted, accepted = drafter.shared.counted.sum(1)
+    assert (predicted, accepted) == (pytest.approx(reach, rel=1e-5), 1)
+    row.accept([4])
+    assert drafter.shared.counted.sum(1).tolist() == [predicted, accepted]
 
 
 def test_probabilities_of_a_tree_are_worth_what_came_of_those_before():

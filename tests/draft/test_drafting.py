@@ -1,17 +1,16 @@
 """Drafting: what the drafter proposes and credits, what it remembers and learns, and the draft tree's invariants."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import DraftTree, as_parallel
+from lookahead.draft.tree import as_parallel
 from lookahead.errors import UsageError
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
-from tests.support.drafts import answered, paths_of
+from tests.support.drafts import answered, paths_of, tree_of
 from tests.support.tries import append_ids, build_ids
 
 token = st.integers(0, 3)
@@ -142,7 +141,7 @@ def test_next_tokens_of_a_trie_of_many_segments_are_those_of_the_merged_one(tmp_
     merge_tries([path], path.with_name("merged.trie"))
     trees = [Drafter([t]).start(context).draft(branch_length=1) for t in (trie, Trie(path.with_name("merged.trie")))]
     one, other = (dict(zip(paths_of(tree), tree.probabilities.tolist(), strict=True)) for tree in trees)
-    assert one == pytest.approx(other, rel=1e-3)
+    assert one == pytest.approx(other, rel=1e-2)  # many occurrences are sampled, of each segment by itself
 
 
 # ---- what is remembered and learned
@@ -165,23 +164,12 @@ def test_text_that_fares_badly_counts_less(make_trie):
     assert drafter.shared.weights[0] < 0.3 * drafter.shared.weights[1]
 
 
-# ---- price and calibration
-
-
 # ---- trees and options
-LEAVES = DraftTree(
-    np.array([9, 1, 2, 3, 3, 0], np.int32),
-    np.array([-1, 0, 1, 2, 1, 2], np.int32),
-    np.array([1, 0.9, 0.8, 0.5, 0.4, 0.3], np.float32),
-    np.array([-1, 0, 0, 0, 2, 1], np.int32),
-    np.array([0, 1, 2, 3, 2, 3], np.int32),
-)
-
-
 def test_parallel_lays_the_same_branches_side_by_side_and_cuts_the_last_at_the_budget():
     paths = [(), (1,), (1, 2), (1, 2, 3), (1,), (1, 3), (1,), (1, 2), (1, 2, 0)]
-    assert paths_of(as_parallel(LEAVES, 100)) == paths
-    assert paths_of(as_parallel(LEAVES, 4)) == paths[:5]
+    tree = tree_of([9, 1, 2, 3, 3, 0], [-1, 0, 1, 2, 1, 2])
+    assert paths_of(as_parallel(tree, 100)) == paths
+    assert paths_of(as_parallel(tree, 4)) == paths[:5]
 
 
 def test_chains_only_gives_one_branch_from_then_on_and_leaves_off_as_it_is():

@@ -15,9 +15,9 @@ from lookahead.draft.cells import RECYCLED
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import CONTEXT, OWN, Evidence, Step, evidence, outline
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import DraftTree
 from lookahead.models.probe import probed
 from lookahead_cli.explain import Explainer, draw, percent, shown
+from tests.support import drafts
 from tests.support.tries import append_ids, build_ids, counts_of
 
 NAMES = ("prompt", "output", "session", "trie:faq")
@@ -25,22 +25,14 @@ NAMES = ("prompt", "output", "session", "trie:faq")
 
 def tree_of(token_ids, parents, probabilities=None, sources=None, matches=None):
     """Node 0 is the root; by default one source, and every node half as probable as its parent."""
-    n = len(token_ids)
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return DraftTree(
-        np.array(token_ids, np.int32),
-        np.array(parents, np.int32),
-        np.array([0.5**depth for depth in depths] if probabilities is None else probabilities, np.float32),
-        np.array([-1] + [0] * (n - 1) if sources is None else sources, np.int32),
-        np.zeros(n, np.int32) if matches is None else np.array(matches, np.int32),
-    )
+    tree = drafts.tree_of(token_ids, parents)
+    tree.probabilities[:] = 0.5 ** tree.depths() if probabilities is None else probabilities
+    tree.sources[:] = tree.sources if sources is None else sources
+    tree.matches[:] = 0 if matches is None else matches
+    return tree
 
 
 # ---- the outline of a tree
-
-
 @st.composite
 def explained_trees(draw):
     """(tree, accepted nodes, own token or None, most)"""
@@ -87,8 +79,6 @@ def test_every_node_is_drawn_once_or_counted_as_left_out_and_stands_behind_its_p
 
 
 # ---- steps
-
-
 def told_adds_up(steps, prompt, output):
     """Each step follows the one before, and all of them say what came after the first token of the output."""
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))

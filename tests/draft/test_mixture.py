@@ -1,4 +1,4 @@
-"""The drafting kernels against the mixture in plain Python: places, probabilities, learning, growth."""
+"""The drafting kernels against the mixture in plain Python: probabilities, learning, growth."""
 
 from pathlib import Path
 from random import Random
@@ -143,9 +143,6 @@ def tree_of(drafter, row):
     nodes = drafter.rows.nodes[row.number]
     token_ids, parents, sources, matches = drafter.rows.trees[row.number, :, :nodes].tolist()
     return list(zip(token_ids, parents, drafter.rows.reach[row.number, 0, :nodes].tolist(), sources, matches, strict=True))
-
-
-# ---- places
 
 
 # ---- limits of the arrays

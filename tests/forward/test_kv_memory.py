@@ -67,7 +67,8 @@ def test_job_whose_keys_and_values_take_83_percent_of_memory_passes(target, devi
 
 def test_buffers_grow_where_old_and_new_ones_do_not_fit_side_by_side(target, device, monkeypatch):
     monkeypatch.setattr(slots_module, "KEYS", 32)
-    made = _reservations(monkeypatch)
+    made, reserve = [], SlotCache.reserve
+    monkeypatch.setattr(SlotCache, "reserve", lambda cache, *args: made.append(args) or reserve(cache, *args))
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 2)
     prompts = [[*range(3, 40)], [*range(5, 60)], [int(t) for t in np.random.default_rng(1).integers(3, 60, 230)]]
     device.size = int(target.place_bytes * 3 * 256 * 1.2)  # the last prompt wants more than twice of what the first ones want
@@ -77,15 +78,3 @@ def test_buffers_grow_where_old_and_new_ones_do_not_fit_side_by_side(target, dev
     assert engine.batch_size == 2
     assert engine._slots.cache.capacity == 256
     assert len(made) == 2
-
-
-def _reservations(monkeypatch):
-    """A list that grows with each call of `SlotCache.reserve`."""
-    made, reserve = [], SlotCache.reserve
-
-    def counted(cache, *given):
-        made.append(given)
-        reserve(cache, *given)
-
-    monkeypatch.setattr(SlotCache, "reserve", counted)
-    return made
