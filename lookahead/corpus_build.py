@@ -29,7 +29,7 @@ from lookahead.trie import format
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.format import TrieHeader
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from lookahead.version import __version__
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class CorpusBuild:
     def size(self) -> int | None:
         return size_of(self.names)
 
-    def run(self, effort: Effort) -> BuiltTrie:
+    def run(self, resources: BuildResources) -> BuiltTrie:
         """Read, tokenize, sort and write. Raises CorpusError for a corpus without a row that can be used."""
         report = self.report
         if self._ray and "-" in self.names:
@@ -100,11 +100,11 @@ class CorpusBuild:
             os.environ["RAYON_NUM_THREADS"] = str(self._threads)  # of the tokenizers library
         began = time.perf_counter()
         with _naming_rows(report):
-            header = self._built(effort)
+            header = self._built(resources)
         added = header.tokens - (self.before.header.tokens if self.before is not None else 0)
         return BuiltTrie(self.path, header, added, Path(self.path).stat().st_size, time.perf_counter() - began, report)
 
-    def _built(self, effort: Effort) -> TrieHeader:
+    def _built(self, resources: BuildResources) -> TrieHeader:
         spec = self.spec
         loaded, whose = None, TokenizerIdentity(spec.vocab_size or 0)
         if spec.tokenizer is not None:
@@ -117,12 +117,12 @@ class CorpusBuild:
             from lookahead.cluster.build import build_with_ray
 
             cores = self._threads or 1
-            return build_with_ray(self._ray, self.names, self.path, spec, whose, self.report, options, effort, cores)
+            return build_with_ray(self._ray, self.names, self.path, spec, whose, self.report, options, resources, cores)
         of_folders, read, size = folder_sources(spec.corpus), spec.reading, whose.vocab_size
-        documents = read_documents(self.names, loaded, self.report, *read, size, effort.workers, spec.split, of_folders)
+        documents = read_documents(self.names, loaded, self.report, *read, size, resources.workers, spec.split, of_folders)
         if spec.append is not None:
-            return append_trie(documents, spec.append, whose, effort, verify=spec.verify)
-        return build_trie(documents, self.path, whose, spec.min_count, options, effort)
+            return append_trie(documents, spec.append, whose, resources, verify=spec.verify)
+        return build_trie(documents, self.path, whose, spec.min_count, options, resources)
 
 
 @contextlib.contextmanager

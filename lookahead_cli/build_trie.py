@@ -53,7 +53,7 @@ def command(
 def run(build: CorpusBuild, resources: Resources, shown: bool = True) -> BuiltTrie:
     """Build, and report which rows were left out. shown: with a bar."""
     with render.stages(shown=shown, report=build.report, total=build.size) as progress:
-        built = build.run(resources.effort(progress))
+        built = build.run(resources.resources(progress))
     report = built.report
     for problem in report.problems:
         render.notice(f"skipped {problem}")

@@ -93,7 +93,7 @@ def inspect(options: InspectOptions) -> TrieReport:
     from lookahead.bench.trie_report import report_on
     from lookahead.trie.file import Trie
 
-    found = report_on(Trie(options.trie), options, Resources().effort(), render.with_spinner)
+    found = report_on(Trie(options.trie), options, Resources().resources(), render.with_spinner)
     if options.plot is not None and found.curve is not None:
         from lookahead.bench.plot import draw_capacity
 

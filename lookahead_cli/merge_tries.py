@@ -47,7 +47,7 @@ def command(
     common.check([Output("-o", out, TRIE, ("TRIE",))], [Input("TRIE", tries)])
     weights = weights_by_name(options.weight, "--weight")
     with render.stages(shown=not common.json) as progress:
-        header = merge_tries(tries, out, weights, resources.effort(progress), verify=options.verify)
+        header = merge_tries(tries, out, weights, resources.resources(progress), verify=options.verify)
     size = Path(out).stat().st_size
     if common.json:
         sources = [{"name": s.name, "documents": s.documents, "tokens": s.tokens, "weight": s.weight} for s in header.sources]

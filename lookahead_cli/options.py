@@ -25,7 +25,7 @@ from lookahead_cli import logs
 
 if TYPE_CHECKING:
     from lookahead.files.outputs import Input, Output
-    from lookahead.trie.segment import Effort, Progress
+    from lookahead.trie.segment import BuildResources, Progress
 
 IO, DRAFTING, MODEL, REPORTING = (PANELS[group][0] for group in ("io", "drafting", "model", "reporting"))
 RESOURCES, RUNS, COSTS = "Resources", "Runs", "Costs"
@@ -211,13 +211,15 @@ class Resources(OptionGroup):
     )
     ray: str | None = as_of_job("ray", panel=RESOURCES)
 
-    def effort(self, progress: Progress | None = None) -> Effort:
+    def resources(self, progress: Progress | None = None) -> BuildResources:
         """Of a build, merge or prune."""
-        from lookahead.trie.segment import Effort
+        from lookahead.trie.segment import BuildResources
         from lookahead_cli.render import notice
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return Effort(size_in_bytes(self.max_memory), self.workers or cores, progress or Effort.progress, notice)
+        return BuildResources(
+            size_in_bytes(self.max_memory), self.workers or cores, progress or BuildResources.progress, notice
+        )
 
 
 def with_address(typed: Sequence[str]) -> list[str]:

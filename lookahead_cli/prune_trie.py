@@ -76,7 +76,7 @@ def command(
     before = _described(opened, coverage, loaded)
     with render.stages(shown=not common.json) as progress:
         what = options.min_count, tokens, limit, options.drop_source or (), unwanted
-        prune_trie(trie, out, *what, effort=resources.effort(progress))
+        prune_trie(trie, out, *what, resources=resources.resources(progress))
     after = _described(Trie(out), coverage, loaded)
     if common.json:
         render.print_json({"before": before, "after": after})

@@ -27,7 +27,7 @@ from lookahead.trie import stats
 from lookahead.trie.check import checked_documents, checked_tokens
 from lookahead.trie.file import Match, Trie
 from lookahead.trie.prune import prune_trie
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 
 OF_SOURCES = ("name", "documents", "tokens", "weight")
 MORE_BRANCHES = 8  # for each that is shown, as many are looked at
@@ -121,15 +121,15 @@ class TrieReport:
         }
 
 
-def report_on(trie: Trie, asked: InspectOptions, effort: Effort, with_spinner: WithSpinner) -> TrieReport:
+def report_on(trie: Trie, asked: InspectOptions, resources: BuildResources, with_spinner: WithSpinner) -> TrieReport:
     """Raises LookaheadError for a trie that is damaged and for files that cannot be used, UsageError for a useless query."""
     if asked.verify:
-        with_spinner(lambda: trie.verify(effort.workers), "Checking every byte ...")
+        with_spinner(lambda: trie.verify(resources.workers), "Checking every byte ...")
     path, query = asked.coverage, asked.query
     loaded = load_tokenizer_of(trie, asked.tokenizer, needed=query is not None or path is not None)
     context = ids_of(query, trie, loaded) if query is not None else None
     most = MORE_BRANCHES * asked.top
-    seen: stats.Overview = with_spinner(lambda: stats.overview(trie, most=most, effort=effort), "Reading the trie ...")
+    seen: stats.Overview = with_spinner(lambda: stats.overview(trie, most=most, resources=resources), "Reading the trie ...")
     # Without those that most often begin documents, if there are others.
     inside = (branch for branch in seen.top if not stats.begins_documents(trie, branch[0]))
     top = list(itertools.islice(inside, asked.top)) or seen.top[: asked.top]
@@ -137,7 +137,7 @@ def report_on(trie: Trie, asked: InspectOptions, effort: Effort, with_spinner: W
     if path is not None:
         found["replayed"] = with_spinner(lambda: coverage([trie], path, loaded), COMPILING)
         if asked.plot is not None:
-            found["curve"] = with_spinner(lambda: capacity_curve(trie, path, loaded, effort), "Pruning to rising sizes ...")
+            found["curve"] = with_spinner(lambda: capacity_curve(trie, path, loaded, resources), "Pruning to rising sizes ...")
     if context is not None:
         found["drafted"] = with_spinner(lambda: draft_after(trie, context, asked.decoding_length), COMPILING)
     return TrieReport(trie, asked, loaded, **found)
@@ -194,14 +194,14 @@ class Capacity:
     edl: float
 
 
-def capacity_curve(trie: Trie, path: str, tokenizer: Any | None, effort: Effort) -> list[Capacity]:
+def capacity_curve(trie: Trie, path: str, tokenizer: Any | None, resources: BuildResources) -> list[Capacity]:
     """EDL on a corpus file without a trie, with `trie` pruned to rising sizes (in a temporary folder), and with all of it."""
     curve = [Capacity(0, 0, coverage([], path, tokenizer, vocab_size=trie.header.vocab_size).edl)]
     with tempfile.TemporaryDirectory() as folder:
         for share in SHARES:
             limit = trie.header.tokens // share
             try:
-                prune_trie(trie.path, Path(folder) / "pruned.trie", max_tokens=limit, effort=effort)
+                prune_trie(trie.path, Path(folder) / "pruned.trie", max_tokens=limit, resources=resources)
             except LookaheadError:  # not one document is so small
                 continue
             pruned = Trie(Path(folder) / "pruned.trie")

@@ -40,7 +40,7 @@ from lookahead.job.spec import JobSpec
 from lookahead.json_text import json_text
 from lookahead.token_documents import OUTPUTS, TokenDocument, TokenizerIdentity
 from lookahead.trie.file import Trie
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 
 if TYPE_CHECKING:
     from lookahead.forward.parallel import Peers
@@ -198,8 +198,8 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
         if opened.manifest and answering:
             opened.manifest.runs[-1].update(clocked(progress))
         if drafting.save_trie is not None and answering and (not stopped or isinstance(output, Stream)):
-            source, effort = drafting.source_name or OUTPUTS, Effort(notice=events.notice)
-            save_learned(output, drafting.save_trie, answering.identity, plan.model, effort, source)
+            source, resources = drafting.source_name or OUTPUTS, BuildResources(notice=events.notice)
+            save_learned(output, drafting.save_trie, answering.identity, plan.model, resources, source)
         if not stopped:
             output.finish(options.in_order)
     state: Any = "stopped" if stopped else "complete"
@@ -299,7 +299,12 @@ class Stream(AnswerStore):
 
 
 def save_learned(
-    output: AnswerStore, path: str, identity: TokenizerIdentity, model: str, effort: Effort | None = None, source: str = OUTPUTS
+    output: AnswerStore,
+    path: str,
+    identity: TokenizerIdentity,
+    model: str,
+    resources: BuildResources | None = None,
+    source: str = OUTPUTS,
 ) -> None:
     """Add the answers that `output` has kept to the trie at `path`, or make it. If that fails, the next run adds them."""
     from lookahead.trie.build import append_trie, build_trie
@@ -315,10 +320,10 @@ def save_learned(
         output.note_saving(copies_in(path, output.learned))
         with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
             if Path(path).exists():
-                append_trie(documents(), path, identity, effort)
+                append_trie(documents(), path, identity, resources)
             else:
                 options = {"learned_from": model}
-                build_trie(documents(), path, identity, 1, options, effort, new=True)
+                build_trie(documents(), path, identity, 1, options, resources, new=True)
             break
     output.forget_learned()
 

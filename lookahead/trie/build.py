@@ -21,7 +21,7 @@ from lookahead.trie import format
 from lookahead.trie.check import check_trie, checked_documents
 from lookahead.trie.file import Trie
 from lookahead.trie.prune import prune_trie
-from lookahead.trie.segment import Effort, Part, SourceTable, check_same_tokenizer, write_segment
+from lookahead.trie.segment import BuildResources, Part, SourceTable, check_same_tokenizer, write_segment
 from lookahead.trie.suffixes import DEPTH
 from lookahead.trie.writer import TrieWriter
 from lookahead.version import __version__
@@ -35,7 +35,7 @@ def build_trie(
     tokenizer: TokenizerIdentity,
     min_count: int = 1,
     options: dict[str, Any] | None = None,
-    effort: Effort | None = None,
+    resources: BuildResources | None = None,
     new: bool = False,
 ) -> format.TrieHeader:
     """Sort the suffixes of `documents` and write them to `out`, atomically. Returns the header written.
@@ -44,20 +44,20 @@ def build_trie(
     new: raises FileExistsError where another process has made `out` meanwhile, and leaves that as it is.
     Raises CorpusError if there is no document with tokens, or an id outside the vocabulary; LookaheadError if the disk is full.
     """
-    effort = effort or Effort()
+    resources = resources or BuildResources()
     described = {"min_count": min_count, **(options or {})}
     with contextlib.ExitStack() as stack:
         if min_count > 1:  # pruning locks and replaces the file
             file = stack.enter_context(scratch_sibling(out))
         else:
-            stack.enter_context(locked(out, effort.notice))
+            stack.enter_context(locked(out, resources.notice))
             file = stack.enter_context(replacing(out, new=new))
         writer, sources = TrieWriter(file), SourceTable()
-        write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, effort)
+        write_segment(writer, [], documents, sources, tokenizer.vocab_size, Path(out).parent, resources)
         of_tokenizer = tokenizer.vocab_size, tokenizer.fingerprint, tokenizer.name
         header = writer.finish(format.TrieHeader(*of_tokenizer, DEPTH, sources.sources(), described, __version__))
         if min_count > 1:
-            header = prune_trie(file.name, out, min_count, options=described, effort=effort)
+            header = prune_trie(file.name, out, min_count, options=described, resources=resources)
     return header
 
 
@@ -65,7 +65,7 @@ def append_trie(
     documents: TokenDocument | Iterable[TokenDocument],
     path: str | Path,
     tokenizer: TokenizerIdentity,
-    effort: Effort | None = None,
+    resources: BuildResources | None = None,
     verify: bool = True,
 ) -> format.TrieHeader:
     """Add `documents` to the trie at `path` as a further segment, atomically. Returns the header written.
@@ -77,16 +77,16 @@ def append_trie(
     Raises TokenizerMismatchError for documents of another tokenizer, TrieFormatError for a damaged trie or one that another
     process replaced meanwhile without a lock, and what build_trie raises.
     """
-    effort = effort or Effort()
+    resources = resources or BuildResources()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(path, effort.notice))
+        stack.enter_context(locked(path, resources.notice))
         before = os.stat(path) if os.path.exists(path) else None
         old = Trie(path)
         check_same_tokenizer(old, tokenizer)
         if verify:
-            pages = effort.pages()
+            pages = resources.pages()
             pages.watch(old.mapped)
-            check_trie(old, effort.workers, pages)
+            check_trie(old, resources.workers, pages)
 
         def check() -> None:
             now = os.stat(path)
@@ -102,7 +102,7 @@ def append_trie(
         for part in parts:  # their documents are counted again
             ends, numbers = checked_documents(old, part.segment)
             sources.count(numbers, np.diff(ends, prepend=-1) - 1, -1)
-        write_segment(writer, parts, documents, sources, tokenizer.vocab_size, Path(path).parent, effort)
+        write_segment(writer, parts, documents, sources, tokenizer.vocab_size, Path(path).parent, resources)
         return writer.finish(dataclasses.replace(old.header, sources=sources.sources(), tool_version=__version__))
 
 

@@ -14,7 +14,7 @@ from lookahead.files.atomic import locked, replacing
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.trie import format
 from lookahead.trie.file import Trie
-from lookahead.trie.segment import Effort, Part, SourceTable, check_same_tokenizer, header_like, write_segment
+from lookahead.trie.segment import BuildResources, Part, SourceTable, check_same_tokenizer, header_like, write_segment
 from lookahead.trie.writer import TrieWriter
 
 
@@ -22,7 +22,7 @@ def merge_tries(
     paths: str | Path | Sequence[str | Path],
     out: str | Path,
     weights: Mapping[str, float] | None = None,
-    effort: Effort | None = None,
+    resources: BuildResources | None = None,
     options: Mapping[str, Any] | None = None,
     verify: bool = True,
 ) -> format.TrieHeader:
@@ -38,18 +38,18 @@ def merge_tries(
     named = paths_of(paths, "paths")
     if not named:
         raise UsageError("no trie to merge: name one at least.")
-    effort = effort or Effort()
-    with locked(out, effort.notice), replacing(out) as file:
+    resources = resources or BuildResources()
+    with locked(out, resources.notice), replacing(out) as file:
         tries = [Trie(path) for path in named]
         options = options or {"merged": [trie.path.name for trie in tries]}
-        return merge_into(file, tries, Path(out).parent, effort, options, weights or {}, verify)
+        return merge_into(file, tries, Path(out).parent, resources, options, weights or {}, verify)
 
 
 def merge_into(
     file: IO[bytes],
     tries: Sequence[Trie],
     folder: Path,
-    effort: Effort,
+    resources: BuildResources,
     options: Mapping[str, Any],
     weights: Mapping[str, float] | None = None,
     verify: bool = True,
@@ -76,5 +76,5 @@ def merge_into(
         known = ", ".join(sorted({source.name for source in sources.sources()}))
         raise UsageError(f"--weight {min(unused)}: no such trie or source (sources: {known}).")
     writer = TrieWriter(file)
-    write_segment(writer, parts, (), sources, head.vocab_size, folder, effort)
+    write_segment(writer, parts, (), sources, head.vocab_size, folder, resources)
     return writer.finish(header_like(head, sources.sources(), options))

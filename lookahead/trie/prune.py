@@ -30,7 +30,7 @@ from lookahead.trie.check import (
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_into
 from lookahead.trie.runs import Scratch
-from lookahead.trie.segment import Effort, SourceTable, finish_segment, header_like
+from lookahead.trie.segment import BuildResources, SourceTable, finish_segment, header_like
 from lookahead.trie.suffixes import (
     AHEAD,
     DEPTH,
@@ -63,7 +63,7 @@ def prune_trie(
     drop_sources: Sequence[str] = (),
     drop_documents: TokenDocument | Iterable[TokenDocument] = (),
     options: Mapping[str, Any] | None = None,
-    effort: Effort | None = None,
+    resources: BuildResources | None = None,
 ) -> format.TrieHeader:
     """Write a smaller trie. Returns the header written.
 
@@ -76,14 +76,14 @@ def prune_trie(
     options: what the header states about how it was made.
     Waits for another process that is writing `out`.
     Raises UsageError for an unknown source, TrieFormatError for a damaged trie, LookaheadError if nothing would be left and if
-    it holds none of the documents to be dropped; effort.notice gets a line if it does not hold some.
+    it holds none of the documents to be dropped; resources.notice gets a line if it does not hold some.
     """
-    effort = effort or Effort()
+    resources = resources or BuildResources()
     drop_sources = texts_of(drop_sources, "drop_sources")
     unwanted = [drop_documents] if isinstance(drop_documents, TokenDocument) else list(drop_documents)
     only_drops = bool(drop_sources or unwanted) and min_count == 1 and max_tokens is None and max_bytes is None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(locked(out, effort.notice))
+        stack.enter_context(locked(out, resources.notice))
         trie = Trie(path)
         known = [s.name for s in trie.header.sources]
         for name in drop_sources:
@@ -93,10 +93,10 @@ def prune_trie(
         described = dict(options or made)
         if len(trie.segments) > 1:
             joined = stack.enter_context(scratch_sibling(out))
-            merge_into(joined, [trie], Path(out).parent, effort, described)
+            merge_into(joined, [trie], Path(out).parent, resources, described)
             trie = Trie(joined.name)
         dropped = [number for number, name in enumerate(known) if name in drop_sources]
-        pruning = _Pruning(trie, min_count, Path(out), effort)
+        pruning = _Pruning(trie, min_count, Path(out), resources)
         room = math.inf if max_bytes is None else max_bytes - pruning.fixed_bytes(described)
         documents = pruning.numbers_of(unwanted, path) if unwanted else []
         pruning.choose(dropped, documents, math.inf if max_tokens is None else max_tokens, room)
@@ -112,12 +112,12 @@ class _Pruning:
     marks: uint8 for each token, on disk next to the output; at first INDEXED and the score, then what becomes of the token.
     """
 
-    def __init__(self, trie: Trie, min_count: int, out: Path, effort: Effort):
-        self.trie, self.out, self.effort = trie, out, effort
+    def __init__(self, trie: Trie, min_count: int, out: Path, resources: BuildResources):
+        self.trie, self.out, self.resources = trie, out, resources
         self.segment = trie.segments[0]
         self.separator, self.depth = trie.header.separator, trie.header.depth
         self.n = len(self.segment.tokens)
-        self.pages = effort.pages()
+        self.pages = resources.pages()
         tokens = self.segment.section("tokens")
         self.pages.watch(trie.mapped, tokens.end)
         self.pages.watch(trie.mapped, tokens.offset, tokens.end, often=True)
@@ -147,7 +147,7 @@ class _Pruning:
 
     def _mark(self, min_count: int) -> None:
         """Pass over the sorted suffixes, split between threads where the first token changes: no branch is split."""
-        shares = first_token_shares(self.first, self.effort.workers)
+        shares = first_token_shares(self.first, self.resources.workers)
         limit, self.pages.limit = self.pages.limit, self.pages.limit * 5 // 6  # a share touches much before it looks
 
         def mark(begin: int, end: int) -> int:
@@ -159,9 +159,9 @@ class _Pruning:
             self.pages.trim()
             return end
 
-        with ThreadPoolExecutor(self.effort.workers) as pool:
+        with ThreadPoolExecutor(self.resources.workers) as pool:
             for done in pool.map(mark, shares[:-1], shares[1:]):
-                self.effort.progress("counting", done, len(self.segment.suffixes))
+                self.resources.progress("counting", done, len(self.segment.suffixes))
         self.pages.limit = limit
 
     def fixed_bytes(self, options: Mapping[str, Any]) -> int:
@@ -185,7 +185,7 @@ class _Pruning:
             which = f"{path}: {len(missing)} of the {len(wanted)} documents to be dropped are not in this trie"
             if not found:
                 raise LookaheadError(f"{which}. List what it holds: lookahead inspect-trie {path} --documents")
-            self.effort.notice(f"{which}; the first of them is document {missing[0]}")
+            self.resources.notice(f"{which}; the first of them is document {missing[0]}")
         return found
 
     def choose(
@@ -246,7 +246,7 @@ class _Pruning:
             new_ends.append(places[closing])
             new_numbers.append(self.numbers[np.searchsorted(self.ends, closing + begin)])
             n += int(np.count_nonzero(stay))
-            self.effort.progress("writing", n, None)
+            self.resources.progress("writing", n, None)
             self.pages.trim()
         ends, numbers = np.concatenate(new_ends), np.concatenate(new_numbers)
         sources.count(numbers, np.diff(ends, prepend=-1) - 1)
@@ -254,7 +254,7 @@ class _Pruning:
         renumbered = np.empty(len(self.trie.header.sources), np.int64)
         renumbered[left] = np.arange(len(left))
         self.pages.release()
-        finish_segment(writer, n, self._moved(ranks), ends, renumbered[numbers], separator, self.effort.progress)
+        finish_segment(writer, n, self._moved(ranks), ends, renumbered[numbers], separator, self.resources.progress)
         return tuple(sources.sources()[number] for number in left)
 
     def _moved(self, ranks: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Effort:
+class BuildResources:
     """What a build, merge or prune may use, and whom it tells. max_memory: bytes of the whole process; workers: threads.
 
     notice: gets a line for the user, such as that another process is waited for.
@@ -125,14 +125,14 @@ def write_segment(
     sources: SourceTable,
     separator: int,
     folder: Path,
-    effort: Effort,
+    resources: BuildResources,
 ) -> None:
     """One segment out of sorted parts and new documents, in this order; counts what it holds in `sources`.
 
     folder: where runs are kept that do not fit in memory.
     Raises TrieFormatError for a damaged part, CorpusError if there is nothing to write.
     """
-    pages = effort.pages()
+    pages = resources.pages()
     scratch = Scratch(folder, pages)
     runs: list[Run] = []
     ends: list[np.ndarray] = []
@@ -153,10 +153,10 @@ def write_segment(
             Run(segment.suffixes, n, len(segment.tokens), str(trie.path), functools.partial(check_suffixes, trie, segment))
         )
         n += len(part.segment.tokens)
-        effort.progress("copying", n, None)
-    for stretch in _stretches(documents, sources, separator, effort):
+        resources.progress("copying", n, None)
+    for stretch in _stretches(documents, sources, separator, resources):
         writer.append(stretch.tokens)
-        suffixes = sort_suffixes(stretch.tokens, separator, DEPTH, effort.workers, effort.progress)
+        suffixes = sort_suffixes(stretch.tokens, separator, DEPTH, resources.workers, resources.progress)
         if runs or not stretch.last:
             suffixes = scratch.put(suffixes)
         ends.append(stretch.ends + n)
@@ -168,8 +168,8 @@ def write_segment(
         raise CorpusError("no document with text in the corpus: nothing to build.")
     mapped, all_tokens = writer.written_tokens()
     pages.watch(mapped, often=True)
-    blocks = merged(all_tokens, separator, runs, effort.workers, pages)
-    finish_segment(writer, n, blocks, np.concatenate(ends), np.concatenate(numbers), separator, effort.progress)
+    blocks = merged(all_tokens, separator, runs, resources.workers, pages)
+    finish_segment(writer, n, blocks, np.concatenate(ends), np.concatenate(numbers), separator, resources.progress)
 
 
 def finish_segment(
@@ -213,11 +213,11 @@ class _Stretch:
 
 
 def _stretches(
-    documents: TokenDocument | Iterable[TokenDocument], sources: SourceTable, separator: int, effort: Effort
+    documents: TokenDocument | Iterable[TokenDocument], sources: SourceTable, separator: int, resources: BuildResources
 ) -> Iterator[_Stretch]:
     """Documents gathered to as much as can be sorted within the memory limit. The arrays hold until the next is asked for."""
     dtype = format.smallest_dtype("tokens", separator)
-    room = min(effort.arrays // (dtype.itemsize + 4), (1 << 32) - 1)
+    room = min(resources.arrays // (dtype.itemsize + 4), (1 << 32) - 1)
     buffer = np.empty(room, dtype)  # pages that are never touched take no memory
     counts = np.zeros(separator + 1, np.int64)
     ends: list[np.ndarray] = []
@@ -228,9 +228,9 @@ def _stretches(
         return _Stretch(buffer[:filled], np.concatenate(ends), np.concatenate(numbers), last)
 
     for ids, group_ends, group_numbers in _groups(documents, sources, separator):
-        largest = int(counts[:separator].max(initial=0)) * effort.workers
+        largest = int(counts[:separator].max(initial=0)) * resources.workers
         needed = (filled + len(ids)) * (dtype.itemsize + 4) + min(filled, largest) * SORTING_BYTES
-        if filled and (needed > effort.arrays or filled + len(ids) > room):
+        if filled and (needed > resources.arrays or filled + len(ids) > room):
             yield stretch(False)
             counts[:], filled = 0, 0
             ends.clear()
@@ -244,7 +244,7 @@ def _stretches(
         sources.count(group_numbers, np.diff(group_ends, prepend=-1) - 1)
         filled += len(ids)
         done += len(ids) - len(group_ends)
-        effort.progress("reading", done, None)
+        resources.progress("reading", done, None)
     if filled:
         yield stretch(True)
 

@@ -13,7 +13,7 @@ from lookahead.native.kernels import kernel
 from lookahead.token_documents import LEFT_CONTEXT
 from lookahead.trie.file import Match, Trie
 from lookahead.trie.runs import Run, blocks_of, merged
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from lookahead.trie.suffixes import first_token_shares
 
 SEEN = 4096  # occurrences of a branch in a segment that are looked at
@@ -38,20 +38,20 @@ class Overview:
     top: list[tuple[list[int], int]]
 
 
-def overview(trie: Trie, deepest: int = 8, most: int = 10, effort: Effort | None = None) -> Overview:
+def overview(trie: Trie, deepest: int = 8, most: int = 10, resources: BuildResources | None = None) -> Overview:
     """Nodes, branching and share of singletons at depths 1 to `deepest`, and the `most` most frequent branches.
 
     Reads the whole trie once, all its segments as one.
     """
-    effort = effort or Effort()
+    resources = resources or BuildResources()
     counted = max(BRANCH_LENGTH, deepest)
-    tokens, parts = _parts(trie, effort)
+    tokens, parts = _parts(trie, resources)
 
     def count(blocks: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         return _count(tokens, blocks, trie.header.separator, counted, most)
 
     counts, top = np.zeros((counted, 2), np.int64), np.empty((0, 2), np.int64)
-    with ThreadPoolExecutor(effort.workers) as pool:
+    with ThreadPoolExecutor(resources.workers) as pool:
         for some, commonest in pool.map(count, parts):
             counts += some
             top = _commonest(top, commonest, most)
@@ -76,9 +76,9 @@ def begins_documents(trie: Trie, branch: list[int]) -> bool:
     return 2 * found > total
 
 
-def _parts(trie: Trie, effort: Effort) -> tuple[np.ndarray, list[Iterator[np.ndarray]]]:
+def _parts(trie: Trie, resources: BuildResources) -> tuple[np.ndarray, list[Iterator[np.ndarray]]]:
     """(an array that holds the tokens of all segments, sorted positions in it, in parts that share no branch, in blocks)."""
-    pages = effort.pages()
+    pages = resources.pages()
     for segment in trie.segments:
         section = segment.section("tokens")
         pages.watch(trie.mapped, section.offset, section.end, often=True)
@@ -87,14 +87,14 @@ def _parts(trie: Trie, effort: Effort) -> tuple[np.ndarray, list[Iterator[np.nda
     if len(trie.segments) == 1:
         (segment,) = trie.segments
         run = Run(segment.suffixes, 0, len(segment.tokens), name)
-        shares = first_token_shares(segment.first, effort.workers)
+        shares = first_token_shares(segment.first, resources.workers)
         return segment.tokens, [blocks_of(run, begin, end, pages) for begin, end in itertools.pairwise(shares)]
     # One view of the whole file, so that one kernel reaches the tokens of every segment.
     dtype = trie.segments[0].tokens.dtype
     tokens = np.frombuffer(trie.mapped, dtype, len(trie.mapped) // dtype.itemsize)
     starts = [segment.section("tokens").offset // dtype.itemsize for segment in trie.segments]
     runs = [Run(s.suffixes, start, len(s.tokens), name) for s, start in zip(trie.segments, starts, strict=True)]
-    blocks = merged(tokens, separator, runs, effort.workers, pages)
+    blocks = merged(tokens, separator, runs, resources.workers, pages)
     return tokens, [(positions for positions, _ in blocks)]
 
 

@@ -255,7 +255,7 @@ def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(cl
     made = []
     for number, (memory, workers) in enumerate([("2GiB", 1), ("2GiB", 3), ("64MiB", 1), ("1MiB", 2)]):
         if memory == "1MiB":  # as if no more than some documents were left to be held
-            monkeypatch.setattr("lookahead.trie.segment.Effort.arrays", property(lambda self: 2000))
+            monkeypatch.setattr("lookahead.trie.segment.BuildResources.arrays", property(lambda self: 2000))
         out = tmp_path / f"{number}.trie"
         assert cli("build-trie", corpus, "-o", out, "--vocab-size", 20, "--max-memory", memory, "--workers", workers).code == 0
         made.append(out.read_bytes())

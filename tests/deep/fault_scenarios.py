@@ -99,11 +99,11 @@ def small_runs() -> None:
     """Memory for a few documents only, so that there are many runs: for this process and its children."""
     from lookahead.trie import segment
     from lookahead.trie.runs import Pages
-    from lookahead.trie.segment import Effort
+    from lookahead.trie.segment import BuildResources
 
     segment.GROUP_DOCUMENTS = 8
-    Effort.arrays = property(lambda self: 8)
-    Effort.pages = lambda self: Pages(0)
+    BuildResources.arrays = property(lambda self: 8)
+    BuildResources.pages = lambda self: Pages(0)
 
 
 # ---- jobs

@@ -23,7 +23,7 @@ from lookahead.trie import segment as segments
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.runs import Pages
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from lookahead.trie.suffixes import DEPTH, SAMPLE
 from lookahead.trie.writer import TrieWriter
 
@@ -118,8 +118,8 @@ def tiny_runs(documents: int = 1) -> Iterator[None]:
     """Every `documents` documents are a run of their own on disk, merged in small blocks; pages are let go after each step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "GROUP_DOCUMENTS", documents)
-        patch.setattr(Effort, "arrays", property(lambda self: 8))
-        patch.setattr(Effort, "pages", lambda self: Pages(0))
+        patch.setattr(BuildResources, "arrays", property(lambda self: 8))
+        patch.setattr(BuildResources, "pages", lambda self: Pages(0))
         small_blocks(patch, 256)
         yield
 

@@ -13,7 +13,7 @@ from lookahead.trie.build import MAX_SEGMENTS
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from tests.support.depth import deep, some_deep
 from tests.support.tries import ARRAYS, VOCAB_SIZES, append_ids, assert_answers, build_ids, texts, tiny_runs
 
@@ -24,7 +24,9 @@ def built_in_one_run(path, parts, vocab_size):
 
 def built_in_many_runs(path, parts, vocab_size):
     with tiny_runs():
-        return build_ids(path, [document for part in parts for document in part], vocab_size, effort=Effort(workers=2))
+        return build_ids(
+            path, [document for part in parts for document in part], vocab_size, resources=BuildResources(workers=2)
+        )
 
 
 def appended(path, parts, vocab_size):
@@ -64,7 +66,7 @@ def merged_from_appended_files(path, parts, vocab_size):
     halves = [some for some in (parts[:half], parts[half:]) if some]
     files = [appended(path.with_name(f"{number}.trie"), some, vocab_size) for number, some in enumerate(halves)]
     with tiny_runs():
-        merge_tries([trie.path for trie in files], path, effort=Effort(workers=3))
+        merge_tries([trie.path for trie in files], path, resources=BuildResources(workers=3))
     return Trie(path)
 
 

@@ -13,7 +13,7 @@ from lookahead.trie import build
 from lookahead.trie.build import MAX_SEGMENTS, append_trie, kept_segments
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from tests.support.processes import Program
 from tests.support.tries import ARRAYS, FINGERPRINT, append_ids, assert_answers, build_ids, rewrite_arrays, tiny_runs
 
@@ -73,7 +73,7 @@ def test_same_appends_give_the_same_bytes_whatever_the_memory(tmp_path, monkeypa
     for documents in added:
         append_ids(tmp_path / "one", documents)
         with tiny_runs():
-            append_ids(tmp_path / "other", documents, effort=Effort(workers=3))
+            append_ids(tmp_path / "other", documents, resources=BuildResources(workers=3))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
 
 
@@ -225,7 +225,7 @@ def test_kept_segments_outweigh_what_is_behind_them_and_leave_room_for_one_more(
 # ---- several processes
 APPENDING = """
 import sys
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from tests.support.tries import append_ids
 path, source = sys.argv[1:]
 print("ready", flush=True)

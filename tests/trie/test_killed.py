@@ -12,7 +12,7 @@ from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import prune_trie
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from tests.support.depth import deep
 from tests.support.processes import Program
 
@@ -35,7 +35,7 @@ def documents(seed: int) -> list[TokenDocument]:
 
 
 COMMANDS = {
-    "build": lambda folder: build_trie(documents(1), folder / "target.trie", IDENTITY, effort=Effort(workers=2)),
+    "build": lambda folder: build_trie(documents(1), folder / "target.trie", IDENTITY, resources=BuildResources(workers=2)),
     "build, rare branches left out": lambda folder: build_trie(documents(1), folder / "target.trie", IDENTITY, min_count=2),
     "append": lambda folder: append_trie(documents(2), folder / "target.trie", IDENTITY),
     "merge": lambda folder: merge_tries([folder / "target.trie", folder / "other.trie"], folder / "target.trie"),

@@ -10,7 +10,7 @@ from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from tests.support.tries import tiny_runs
 
 IDENTITY = TokenizerIdentity(6, "f" * 16, "tiny")
@@ -45,7 +45,7 @@ def test_same_merge_gives_the_same_bytes_whatever_the_memory(tmp_path, monkeypat
     tries = [build(tmp_path, f"{n}.trie", ids([n, 1, 2], [1, 2, n] * 9)) for n in range(4)]
     expected = merge(tmp_path, *tries).path.read_bytes()
     with tiny_runs():
-        assert merge(tmp_path, *tries, effort=Effort(workers=3)).path.read_bytes() == expected
+        assert merge(tmp_path, *tries, resources=BuildResources(workers=3)).path.read_bytes() == expected
 
 
 @pytest.mark.parametrize("name", ["one.trie", "one", "a", "path"])

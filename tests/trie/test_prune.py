@@ -15,7 +15,7 @@ from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
 from lookahead.trie.prune import BRANCH_DEPTH, UNIT, prune_trie
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from lookahead.trie.suffixes import DEPTH
 
 VOCAB_SIZE = 6
@@ -185,7 +185,9 @@ def test_pruned_bytes_are_the_same_whatever_the_workers(tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     whole = build(tmp_path, "whole.trie", SHAPES["text repeated and not"])
     for workers in (1, 3):
-        prune_trie(whole.path, tmp_path / f"{workers}.trie", max_tokens=700, min_count=2, effort=Effort(workers=workers))
+        prune_trie(
+            whole.path, tmp_path / f"{workers}.trie", max_tokens=700, min_count=2, resources=BuildResources(workers=workers)
+        )
     assert (tmp_path / "1.trie").read_bytes() == (tmp_path / "3.trie").read_bytes()
 
 
@@ -261,7 +263,9 @@ def test_document_that_is_not_in_the_trie_is_named_and_alone_refused(tmp_path):
     whole = build(tmp_path, "whole.trie", [TokenDocument([1, 2], "a"), TokenDocument([3], "a")])
     here, absent = TokenDocument([3], "x"), TokenDocument([1, 2, 3], "x")
     notices = []
-    prune_trie(whole.path, tmp_path / "out.trie", drop_documents=[here, absent], effort=Effort(notice=notices.append))
+    prune_trie(
+        whole.path, tmp_path / "out.trie", drop_documents=[here, absent], resources=BuildResources(notice=notices.append)
+    )
     assert [d.tolist() for d in Trie(tmp_path / "out.trie").documents()] == [[1, 2]]
     assert len(notices) == 1
     assert "1 of the 2 documents to be dropped are not in this trie; the first of them is document 2" in notices[0]

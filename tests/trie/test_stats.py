@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lookahead.trie.file import Trie
 from lookahead.trie.merge import merge_tries
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from lookahead.trie.stats import BRANCH_LENGTH, continuations, overview
 from tests.support.tries import VOCAB_SIZES, append_ids, build_ids, counts_of, texts, tiny_runs
 
@@ -52,7 +52,7 @@ def test_overview_is_that_of_a_scan_whatever_the_segments(corpus, deepest, most)
         found = overview(trie, deepest, most)
         assert found == overview(Trie(path.with_name("merged.trie")), deepest, most)
         with tiny_runs():
-            assert found == overview(trie, deepest, most, Effort(workers=2))
+            assert found == overview(trie, deepest, most, BuildResources(workers=2))
     assert rows(found) == rows_by_scan(documents, deepest)
     branches = {ngram: count for ngram, count in counts_of(documents)[0].items() if len(ngram) == BRANCH_LENGTH}
     expected = sorted(branches.items(), key=lambda item: (-item[1], item[0]))[:most]

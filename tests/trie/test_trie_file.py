@@ -11,7 +11,7 @@ from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie import format
 from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
-from lookahead.trie.segment import Effort
+from lookahead.trie.segment import BuildResources
 from lookahead.trie.writer import TrieWriter
 from tests.support.tries import (
     ARRAYS,
@@ -113,7 +113,7 @@ def test_bytes_do_not_depend_on_memory_or_workers(tmp_path_factory, corpus):
         expected = build_ids(folder / "whole.trie", documents, vocab_size).path.read_bytes()
         for in_a_run, workers in ((1, 1), (1, 3), (2, 2), (1000, 3)):
             with tiny_runs(in_a_run):
-                build_ids(folder / "runs.trie", documents, vocab_size, effort=Effort(workers=workers))
+                build_ids(folder / "runs.trie", documents, vocab_size, resources=BuildResources(workers=workers))
             assert (folder / "runs.trie").read_bytes() == expected
     assert sorted(path.name for path in folder.iterdir()) == ["runs.trie", "whole.trie"]
 
@@ -183,7 +183,9 @@ def test_writing_onto_a_folder_or_into_a_missing_one_is_refused(tmp_path):
 def test_progress_of_a_build_tells_each_stage_up_to_its_end(tmp_path):
     seen = {}
     with tiny_runs():
-        build_ids(tmp_path / "x.trie", DOCUMENTS, effort=Effort(progress=lambda stage, *rest: seen.update({stage: rest})))
+        build_ids(
+            tmp_path / "x.trie", DOCUMENTS, resources=BuildResources(progress=lambda stage, *rest: seen.update({stage: rest}))
+        )
     assert seen == {"reading": (14, None), "sorting": (5, 5), "writing": (14, 14)}
 
 
