@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.contenders import Contenders
+from lookahead.bench.contenders import Contenders, ModelBench
 from lookahead.bench.replay import BASELINES, Pair, ReplayResult, baseline_class, replay
 from lookahead.bench.trie_report import load_tokenizer_of
 from lookahead.budget.profile import CostProfile, read_profile
@@ -381,10 +381,8 @@ def predict(
     if longest > profile.longest_text:
         raise LookaheadError(f"a logged text has {longest} tokens, the model of the profile {profile.longest_text} positions.")
     prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
-    found = compare(
-        simulated_model(profile), prompts, tries, options, peers=False,
-        progress=progress, weights=weights, batch_size=batch_size, answers=answers, repeats=repeats,
-    )  # fmt: skip
+    bench = ModelBench(ModelOptions(), options, peers=False, repeats=repeats)
+    found = compare(simulated_model(profile), prompts, bench, batch_size, tries, weights, answers, progress)
     for run in found.runs:
         run.total.peak_memory_bytes = 0
     environment = {"cost_profile": profile.kind, **profile.about}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lookahead.bench.compare import Comparison, compare
+from lookahead.bench.compare import Comparison
 from lookahead.bench.lossless import SHOWN, lossless
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
@@ -21,6 +21,7 @@ from lookahead.forward.target import TargetModel
 from lookahead.models.load import random_model
 from lookahead.models.probe import probed
 from tests.architectures import tiny_config
+from tests.support.bench import compared_on
 from tests.support.cli import write_jsonl
 from tests.support.cpu import needs_halves
 from tests.support.depth import deep
@@ -64,8 +65,8 @@ def answers_of_half(half):
 @pytest.mark.parametrize("batch_size", [3, *deep([1])])
 def test_all_contenders_say_the_same_at_every_batch_size(tiny_model, batch_size):
     prompts, done = prompts_of(14), []
-    found = compare(
-        probed(tiny_model("llama")), prompts, [], OPTIONS, max_new_tokens=12, batch_size=batch_size, progress=done.append
+    found = compared_on(
+        probed(tiny_model("llama")), prompts, OPTIONS, max_new_tokens=12, batch_size=batch_size, progress=done.append
     )
     names = ["plain", "hierarchical 8", *PEERS]
     assert [run.name for run in found.runs] == names if batch_size == 1 else names[:-1]
@@ -83,7 +84,7 @@ def test_all_contenders_say_the_same_at_every_batch_size(tiny_model, batch_size)
 def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model):
     target, prompts = probed(tiny_model("llama")), prompts_of(16)
     alone, together = (
-        compare(target, prompts, [], OPTIONS, 8, peers=False, check_lossless=False, batch_size=size).runs[0] for size in (1, 2)
+        compared_on(target, prompts, OPTIONS, 8, peers=False, lossless_rows=0, batch_size=size).runs[0] for size in (1, 2)
     )
     assert alone.steps == together.steps
     assert alone.forwards == alone.steps + 16  # a prefill each
@@ -92,7 +93,7 @@ def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model):
 
 def test_generate_in_a_batch_keeps_each_row_within_the_models_positions(tiny_model):
     prompts = [ids * 3 for ids in prompts_of(12)]  # up to 30 tokens of 32
-    found = compare(probed(tiny_model("gpt2_short")), prompts, [], OPTIONS, max_new_tokens=20, batch_size=4)
+    found = compared_on(probed(tiny_model("gpt2_short")), prompts, OPTIONS, max_new_tokens=20, batch_size=4)
     assert found.runs[0].outputs == found.runs[2].outputs
     assert {len(output) for output in found.runs[0].outputs} >= {2, 20}
 
@@ -326,7 +327,7 @@ def test_answers_are_forced_on_models_of_other_modes(tiny_model, architecture, b
 def forced(target: TargetModel, batch_size: int) -> Comparison:
     prompts = prompts_of(6)
     logged = [[*prompt, *prompt, *prompt][:12] for prompt in prompts]
-    found = compare(target, prompts, [], OPTIONS, batch_size=batch_size, answers=logged)
+    found = compared_on(target, prompts, OPTIONS, batch_size=batch_size, answers=logged)
     assert all(run.outputs == logged for run in found.runs)
     assert found.lossless is None
     return found
@@ -337,8 +338,8 @@ def forced(target: TargetModel, batch_size: int) -> Comparison:
 def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(tiny_model, architecture):
     target, prompts = probed(tiny_model(architecture)), [ids * 2 for ids in prompts_of(8)]
     options = [dataclasses.replace(option, recycle=False) for option in OPTIONS]  # of given answers nothing is recycled
-    free = compare(target, prompts, [], options, max_new_tokens=24, check_lossless=False)
-    again = compare(target, prompts, [], options, answers=free.runs[0].outputs)
+    free = compared_on(target, prompts, options, max_new_tokens=24, lossless_rows=0)
+    again = compared_on(target, prompts, options, answers=free.runs[0].outputs)
     for run, forced_run in zip(free.runs, again.runs, strict=True):
         assert forced_run.outputs == run.outputs
         assert (forced_run.steps, forced_run.draft_tokens_wasted) == (run.steps, run.draft_tokens_wasted)
@@ -350,7 +351,7 @@ def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(tiny_mode
 def test_generate_is_forced_row_by_row_in_a_batch(half):
     target, prompts = half("llama"), prompts_of(7)
     logged = [[*prompt, 2, *prompt][: 3 + number] for number, prompt in enumerate(prompts)]  # of several lengths
-    found = compare(target, prompts, [], OPTIONS, batch_size=3, answers=logged)
+    found = compared_on(target, prompts, OPTIONS, batch_size=3, answers=logged)
     assert [run.name for run in found.runs] == ["plain", "hierarchical 8", "model.generate"]
     assert all(run.outputs == logged for run in found.runs)
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from lookahead.bench.compare import AT_A_TIME, _in_turn, compare, names_of_runs
+from lookahead.bench.compare import AT_A_TIME, _in_turn, names_of_runs
 from lookahead.bench.contenders import grid
-from lookahead.bench.run import Run, StepLog, Turn, median_turn, progress
+from lookahead.bench.run import Run, Sample, StepLog, median_turn, progress
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions
@@ -22,6 +22,7 @@ from lookahead.draft.tree import DraftTree
 from lookahead.forward import memory
 from lookahead.models.probe import probed
 from lookahead_cli.comparison import page_of
+from tests.support.bench import compared_on
 from tests.support.cli import write_jsonl
 from tests.support.drafts import VOCAB_SIZE
 from tests.support.jobs import MODEL
@@ -42,12 +43,12 @@ def prompts_of(count: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def compared(tiny_model):
     options = [dataclasses.replace(FIXED, adaptive=True), FIXED, dataclasses.replace(FIXED, strategy="single")]
-    return compare(probed(tiny_model("llama")), prompts_of(6), [], options, max_new_tokens=20, repeats=2)
+    return compared_on(probed(tiny_model("llama")), prompts_of(6), options, max_new_tokens=20, repeats=2)
 
 
 # turns
-def turn(tokens: int, seconds: float) -> Turn:
-    return Turn([[0] * tokens], seconds, steps=tokens, forwards=tokens)
+def turn(tokens: int, seconds: float) -> Sample:
+    return Sample([[0] * tokens], seconds, steps=tokens, forwards=tokens)
 
 
 def run_of(*turns: list[float]) -> Run:
@@ -93,7 +94,7 @@ def test_few_prompts_refill_slots_all_the_same(tiny_model):
     prompts, lengths = prompts_of(4), [20, 2, 2, 20]
     answers = [[5] * length for length in lengths]
     target = probed(tiny_model("llama"))
-    plain, generate = compare(target, prompts, [], [], batch_size=2, answers=answers, warm_up=0).runs
+    plain, generate = compared_on(target, prompts, [], batch_size=2, answers=answers, warm_up=0).runs
     assert generate.forwards == 40
     assert plain.forwards <= 26
     assert [len(output) for output in plain.outputs] == lengths == [len(output) for output in generate.outputs]
@@ -113,11 +114,11 @@ def test_contenders_take_turns_within_an_answer(tiny_model, monkeypatch):
     monkeypatch.setattr(DecodingEngine, "_step", noted)
     gc.unfreeze()  # what tests keep frozen
     monkeypatch.setattr(memory, "_open", 0)
-    compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=3 * AT_A_TIME, peers=False, warm_up=0)
+    compared_on(probed(tiny_model("llama")), prompts_of(1), [FIXED], max_new_tokens=3 * AT_A_TIME, peers=False, warm_up=0)
     assert len(list(itertools.groupby(said))) >= 5
     assert gc.get_freeze_count() == 0
     gc.freeze()
-    compare(probed(tiny_model("llama")), prompts_of(1), [], [FIXED], max_new_tokens=4, peers=False, warm_up=0)
+    compared_on(probed(tiny_model("llama")), prompts_of(1), [FIXED], max_new_tokens=4, peers=False, warm_up=0)
     assert gc.get_freeze_count() > 0  # what others keep frozen stays so
 
 
@@ -197,7 +198,7 @@ def test_parts_of_the_time_sum_to_all_of_it_and_peers_have_none(compared):
 
 @pytest.mark.deep
 def test_each_repeat_is_the_same_work(tiny_model, compared):
-    once = compare(probed(tiny_model("llama")), prompts_of(6), [], [FIXED], max_new_tokens=20)
+    once = compared_on(probed(tiny_model("llama")), prompts_of(6), [FIXED], max_new_tokens=20)
     by_name = {run.name: run for run in compared.runs}
     for run in once.runs:
         other = by_name[run.name]
@@ -215,7 +216,7 @@ def test_lengths_stand_with_every_run(compared):
 
 # what is checked
 def test_outputs_of_the_first_rows_only_are_compared_where_that_is_asked(tiny_model):
-    found = compare(probed(tiny_model("llama")), prompts_of(5), [], [FIXED], 4, peers=False, lossless_rows=3)
+    found = compared_on(probed(tiny_model("llama")), prompts_of(5), [FIXED], 4, peers=False, lossless_rows=3)
     assert found.lossless is not None
     assert (found.lossless_rows, found.lossless.checked) == (3, 3)
 
