@@ -56,12 +56,12 @@ def command(
     if replay and not random_weights:
         run_replay(context, bench.replayed(logs), bench, common, reads)
         return
+    from lookahead.bench.compare import as_json
     from lookahead.bench.on_model import Look, bench_logged, bench_prompts, bench_schemes
 
-    options = bench.contenders().options(timed=True)
-    bench.check(common, reads)
     model = dataclasses.replace(model, tokenizer=None) if replay else model
-    compared, events = bench.on(model, options=options), BenchOnScreen(common.json)
+    compared, events = bench.on(model, options=bench.contenders().options(timed=True)), BenchOnScreen(common.json)
+    bench.check(common, reads)
 
     def measure(compared: ModelBench, *look: Look) -> tuple[list[Comparison], list[str]]:
         if replay:
@@ -71,13 +71,15 @@ def command(
     if "," in model.quantize + model.kv_dtype:
         show_schemes(*bench_schemes(compared, measure), bench, common.json)
     else:
-        show(context, *measure(compared), bench, common.json)
+        comparisons, failed = measure(compared)
+        show(context, as_json(comparisons), comparisons, bench, common.json, failed)
 
 
 def _bench_in_engine(
     context: typer.Context, model: ModelOptions, bench: BenchOptions, common: Common, reads: Sequence[Input]
 ) -> None:
     """In another engine than ours. Raises UsageError for an unknown one, and for options that it does not have."""
+    from lookahead.bench.compare import as_json
     from lookahead.bench.contenders import contenders
     from lookahead.bench.in_engine import bench_in_engine
     from lookahead.job.plan import check_other_engine, engine_args
@@ -91,7 +93,8 @@ def _bench_in_engine(
     engine_args(model.engine_arg or ())  # refuses what is wrong with them before any file is looked at
     measured = bench.on(model, contenders=contenders(engine, bench.contenders(), bench.peers))
     bench.check(common, reads)
-    show(context, *bench_in_engine(measured, str(bench.input), BenchOnScreen(common.json)), bench, common.json)
+    comparisons, failed = bench_in_engine(measured, str(bench.input), BenchOnScreen(common.json))
+    show(context, as_json(comparisons), comparisons, bench, common.json, failed)
 
 
 def _check(context: typer.Context, model: ModelOptions, bench: BenchOptions) -> None:

@@ -205,21 +205,21 @@ def answer_all(
 
 def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | None) -> Iterator[tuple[Run, Sample]]:
     """All runs over the same rows, side by side; yields each as it ends."""
-    going = {run: run.answer(rows) for run in runs}
+    pending = {run: run.answer(rows) for run in runs}
     peaks, reached = dict.fromkeys(runs, 0), dict.fromkeys(runs, 0)
     for goal in itertools.count(AT_A_TIME, AT_A_TIME):
-        for run in [run for run in going if reached[run] < goal]:
+        for run in [run for run in pending if reached[run] < goal]:
             if device and device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            come = next(come for come in going[run] if isinstance(come, Sample) or come >= goal)
+            item = next(item for item in pending[run] if isinstance(item, Sample) or item >= goal)
             peaks[run] = max(peaks[run], peak_memory(device) if device else 0)
-            if isinstance(come, Sample):
-                come.peak_memory_bytes = peaks[run]
-                del going[run]
-                yield run, come
+            if isinstance(item, Sample):
+                item.peak_memory_bytes = peaks[run]
+                del pending[run]
+                yield run, item
             else:
-                reached[run] = come
-        if not going:
+                reached[run] = item
+        if not pending:
             return
 
 

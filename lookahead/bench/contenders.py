@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 PLAIN = "plain"
-MOST_AT_ONCE = 1024
 STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model
 
 
@@ -42,10 +41,19 @@ def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list
 
 def batch_sizes_of(text: str) -> list[int]:
     """ "1,8" -> [1, 8]. Raises UsageError."""
-    sizes = [part.strip() for part in text.split(",")]
-    if not all(size.isdecimal() and 1 <= int(size) <= MOST_AT_ONCE for size in sizes):
-        raise UsageError(f"--batch-size {text}: give a number of prompts from 1 to {MOST_AT_ONCE}, or several such as 1,4,8.")
-    return list(dict.fromkeys(map(int, sizes)))
+    return list(dict.fromkeys(_numbers("--batch-size", text, "prompts", "several such as 1,4,8")))
+
+
+def _lengths(option: str, text: str) -> list[int]:
+    return _numbers(option, text, "tokens", "with --sweep several such as 4,8,16")
+
+
+def _numbers(option: str, text: str, unit: str, several: str) -> list[int]:
+    """ "4,8" -> [4, 8]. Raises UsageError for anything but numbers from 1 to 1024."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
+        raise UsageError(f"{option} {text}: give a number of {unit} from 1 to 1024, or {several}.")
+    return [int(part) for part in parts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +104,6 @@ def _strategies(asked: str | None, possible: list[str]) -> list[str]:
     if unknown:
         raise UsageError(f"--strategy {unknown[0]}: choose from {', '.join(possible)}.")
     return names
-
-
-def _lengths(option: str, text: str) -> list[int]:
-    """ "4,8" -> [4, 8]. Raises UsageError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
-        raise UsageError(f"{option} {text}: give a number of tokens from 1 to 1024, or with --sweep several such as 4,8,16.")
-    return [int(part) for part in parts]
 
 
 NEEDS = {"suffix": "arctic_inference"}  # package of one of the engines' own ways
