@@ -21,12 +21,14 @@ import numpy as np
 import torch
 
 from lookahead.bench.compare import compare
+from lookahead.bench.contenders import ModelBench
 from lookahead.bench.on_model import weight_bytes
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.load import random_model
+from lookahead.models.options import ModelOptions
 from lookahead.trie.file import Trie
 
 MODELS = {"bfloat16": "none", "int8": "int8", "int4": "int4"}
@@ -70,8 +72,9 @@ def answers(
     speeds: dict[str, dict[str, list[float]]] = {name: {} for name in targets}
     for turn in range(turns):
         for name, target in targets.items():
-            options = {"peers": False, "batch_size": batch_size, "answers": said, "warm_up": 0 if turn else 2}
-            for run in compare(target, prompts, [Trie(trie)], [DraftOptions()], **options).runs:  # type: ignore[arg-type]
+            bench = ModelBench(ModelOptions(), [DraftOptions()], peers=False)
+            some = {"tries": [Trie(trie)], "answers": said, "warm_up": 0 if turn else 2}
+            for run in compare(target, prompts, bench, batch_size, **some).runs:  # type: ignore[arg-type]
                 speeds[name].setdefault(run.name, []).append(run.tokens / run.seconds)
     found = {name: {run: round(median(each), 1) for run, each in runs.items()} for name, runs in speeds.items()}
     return {"batch_size": batch_size, "tokens_per_second": found}

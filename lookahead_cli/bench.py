@@ -18,6 +18,7 @@ from lookahead_cli.replay import run as run_replay
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
+    from lookahead.bench.contenders import ModelBench
     from lookahead.files.outputs import Input
 
 NOT_COMPARED = ("replay", "random_weights", "cost_profile", "sweep", "recycling", "baselines", "explain")
@@ -40,7 +41,6 @@ def command(
 
     Find the best lengths for this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
     """
-    from lookahead.bench.contenders import batch_sizes_of
     from lookahead.bench.logged import Logs
     from lookahead.files.outputs import Input
 
@@ -56,30 +56,31 @@ def command(
     if replay and not random_weights:
         run_replay(context, bench.replayed(logs), bench, common, reads)
         return
-    from lookahead.bench.on_model import Look, ModelBench, bench_logged, bench_prompts, bench_schemes
+    from lookahead.bench.compare import as_json
+    from lookahead.bench.on_model import Look, bench_logged, bench_prompts, bench_schemes
 
-    options, sizes = bench.contenders().options(timed=True), batch_sizes_of(bench.batch_size)
-    bench.check(common, reads)
     model = dataclasses.replace(model, tokenizer=None) if replay else model
-    compared = ModelBench(model, options, sizes, bench.peers, bench.repeat, bench.recycling, bench.checked_rows)
-    events, about = BenchOnScreen(common.json), (bench.trie or (), bench.trie_weight, bench.max_new_tokens, bench.rows)
+    compared, events = bench.on(model, options=bench.contenders().options(timed=True)), BenchOnScreen(common.json)
+    bench.check(common, reads)
 
     def measure(compared: ModelBench, *look: Look) -> tuple[list[Comparison], list[str]]:
         if replay:
             return bench_logged(compared, logs, events, *look), []
-        return bench_prompts(compared, str(bench.input), *about, events, *look)
+        return bench_prompts(compared, str(bench.input), events, *look)
 
     if "," in model.quantize + model.kv_dtype:
-        show_schemes(*bench_schemes(compared, model.quantize, model.kv_dtype, measure), bench, common.json)
+        show_schemes(*bench_schemes(compared, measure), bench, common.json)
     else:
-        show(context, *measure(compared), bench, common.json)
+        comparisons, failed = measure(compared)
+        show(context, as_json(comparisons), comparisons, bench, common.json, failed)
 
 
 def _bench_in_engine(
     context: typer.Context, model: ModelOptions, bench: BenchOptions, common: Common, reads: Sequence[Input]
 ) -> None:
     """In another engine than ours. Raises UsageError for an unknown one, and for options that it does not have."""
-    from lookahead.bench.contenders import EngineBench, batch_sizes_of, contenders
+    from lookahead.bench.compare import as_json
+    from lookahead.bench.contenders import contenders
     from lookahead.bench.in_engine import bench_in_engine
     from lookahead.job.plan import check_other_engine, engine_args
 
@@ -89,14 +90,11 @@ def _bench_in_engine(
         raise UsageError(f"--engine {engine} needs --model NAME_OR_DIR and --input prompts.jsonl.")
     refuse(context, f"--engine {engine} answers prompts, and compares nothing else", *NOT_COMPARED)
     check_other_engine(model, [name for name in context.params if given(context, name)])
-    arguments, sizes = engine_args(model.engine_arg or ()), batch_sizes_of(bench.batch_size)
-    drafts = bench.strategy, bench.decoding_length, bench.branch_length, bench.session_tokens, bench.price
-    measured = EngineBench(
-        *(engine, model, contenders(engine, *drafts, bench.peers), sizes), bench.repeat, bench.checked_rows, arguments
-    )
+    engine_args(model.engine_arg or ())  # refuses what is wrong with them before any file is looked at
+    measured = bench.on(model, contenders=contenders(engine, bench.contenders(), bench.peers))
     bench.check(common, reads)
-    about = bench.trie or (), bench.trie_weight, bench.max_new_tokens, bench.rows
-    show(context, *bench_in_engine(measured, str(bench.input), *about, BenchOnScreen(common.json)), bench, common.json)
+    comparisons, failed = bench_in_engine(measured, str(bench.input), BenchOnScreen(common.json))
+    show(context, as_json(comparisons), comparisons, bench, common.json, failed)
 
 
 def _check(context: typer.Context, model: ModelOptions, bench: BenchOptions) -> None:

@@ -14,9 +14,10 @@ from lookahead_cli import render
 from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS, Common, Some, as_of_job, begins
 
 if TYPE_CHECKING:
-    from lookahead.bench.contenders import Contenders
+    from lookahead.bench.contenders import Contenders, ModelBench
     from lookahead.bench.logged import Logs, ReplaySpec
     from lookahead.files.outputs import Input
+    from lookahead.models.options import ModelOptions
 
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (  # options that need one
@@ -187,17 +188,30 @@ class BenchOptions(OptionGroup):
         panel=REPORTING,
     )
 
-    @property
-    def checked_rows(self) -> int | None:
-        """The first rows, whose outputs are compared; None: all."""
-        return CHECKED_ROWS if self.check_lossless is None else None if self.check_lossless else 0
-
     def contenders(self) -> Contenders:
         """Strategies and lengths to compare."""
         from lookahead.bench.contenders import Contenders
 
         lengths = self.decoding_length, self.branch_length
         return Contenders(self.strategy, *lengths, self.session_tokens, self.price, self.sweep)
+
+    def on(self, model: ModelOptions, **compared: Any) -> ModelBench:
+        """A bench on a model. compared: `options` or `contenders` of it."""
+        from lookahead.bench.contenders import ModelBench, batch_sizes_of
+
+        return ModelBench(
+            model,
+            tries=self.trie or (),
+            weights=self.trie_weight,
+            max_new_tokens=self.max_new_tokens,
+            rows=self.rows,
+            batch_sizes=batch_sizes_of(self.batch_size),
+            peers=self.peers,
+            repeats=self.repeat,
+            recycling=self.recycling,
+            lossless_rows=CHECKED_ROWS if self.check_lossless is None else None if self.check_lossless else 0,
+            **compared,
+        )
 
     def replayed(self, logs: Logs) -> ReplaySpec:
         """A replay of these logs."""

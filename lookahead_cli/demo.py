@@ -164,13 +164,13 @@ def _answer(demo: _Demo, loaded: LoadedEngine, trie: str, rows: list[dict[str, A
 
 
 def _bench(demo: _Demo, loaded: LoadedEngine, prompts: Path) -> None:
-    from lookahead.bench.on_model import ModelBench, bench_loaded
+    from lookahead.bench.contenders import ModelBench
+    from lookahead.bench.on_model import bench_loaded
     from lookahead.draft.options import DraftOptions
 
     _show_step("4. The proof", f"lookahead bench --model {demo.name} --input prompts.jsonl --trie answers.trie --strategy auto")
-    bench = ModelBench(demo.options, [DraftOptions()], lossless_rows=None)
-    events = BenchOnScreen(json=False)
-    (compared,), _ = bench_loaded(bench, loaded, str(prompts), (), demo.new_tokens, events=events)
+    bench = ModelBench(demo.options, [DraftOptions()], max_new_tokens=demo.new_tokens, lossless_rows=None)
+    (compared,), _ = bench_loaded(bench, loaded, str(prompts), events=BenchOnScreen(json=False))
     comparison.print_comparison(compared)
     drafted, plain = compared.runs[1], compared.runs[0]
     same = sum(a == b for a, b in zip(drafted.outputs, plain.outputs, strict=True))

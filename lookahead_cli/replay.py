@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lookahead.errors import UsageError
 from lookahead_cli.bench_options import REPLAYED, BenchOptions
-from lookahead_cli.comparison import figure_of, page_of, print_comparison
+from lookahead_cli.comparison import show
 from lookahead_cli.options import Common, Some, given, with_groups
 from lookahead_cli.progress import BenchOnScreen
 
@@ -53,13 +52,11 @@ def command(context: typer.Context, bench: Annotated[BenchOptions, REPLAYED], co
 def run(context: typer.Context, spec: ReplaySpec, bench: BenchOptions, common: Common, reads: Sequence[Input]) -> None:
     """Replay, print and write what was asked for; with a cost profile also the predicted speed."""
     from lookahead.bench.logged import replay_logs
-    from lookahead.bench.plot import replay_sweep_figure
-    from lookahead_cli.replay_tables import print_replays, print_sweeps
 
-    sweep, costs = bench.sweep, spec.cost_profile is not None
+    costs = spec.cost_profile is not None
     spec.options()  # refuses what is wrong with them before any file is looked at
     bench.check(common, reads)
-    if not costs and (given(context, "report", "repeat", "batch_size") or (bench.plot is not None and not sweep)):
+    if not costs and (given(context, "report", "repeat", "batch_size") or (bench.plot is not None and not bench.sweep)):
         raise UsageError(
             "--replay runs no model: --report, --repeat and --batch-size need --cost-profile, or bench with --model and "
             "--random-weights; --plot needs one of these or --sweep."
@@ -67,14 +64,4 @@ def run(context: typer.Context, spec: ReplaySpec, bench: BenchOptions, common: C
     if costs and len(spec.logs.paths) > 1 and (bench.plot or bench.report):
         raise UsageError("--plot and --report with --cost-profile show one workload: give one log.")
     found = replay_logs(spec, BenchOnScreen(common.json))
-
-    def tables() -> None:
-        (print_sweeps if sweep else print_replays)(found.replays)
-        for comparison in found.comparisons:
-            print_comparison(comparison, sweep)
-
-    def figure() -> Any:
-        return figure_of(found.comparisons, sweep) if found.comparisons else replay_sweep_figure(found.replays)
-
-    page = functools.partial(page_of, found.comparisons, context.obj, (), sweep)
-    bench.show(common.json, found.value, tables, figure=figure, page=page)
+    show(context, found.value, found.comparisons, bench, common.json, replays=found.replays)

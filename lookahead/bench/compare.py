@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
+from lookahead.bench.contenders import PLAIN, ModelBench
 from lookahead.bench.lossless import Lossless, lossless
-from lookahead.bench.run import Run, StepLog, Turn, progress
+from lookahead.bench.run import Run, Sample, StepLog, progress
 from lookahead.budget.shapes import bucket
 from lookahead.decode.engine import Clock, DecodingEngine, Generation
 from lookahead.decode.generation_config import generate_alone, generation_config
@@ -41,7 +42,6 @@ from lookahead.version import __version__
 
 Texts = Sequence[Sequence[int]]  # token ids
 
-PLAIN = "plain"
 REFILLS = 4  # prompts of a turn for each slot, where there are several
 LARGEST_WARMED = 128  # tokens of a forward
 AT_A_TIME = 4  # tokens that a contender advances by before the next one does; the first step, caches being cold, takes 2 % more
@@ -103,29 +103,20 @@ def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 def compare(
     target: TargetModel,
     prompts: Texts,
-    tries: Sequence[Trie],
-    options: Sequence[DraftOptions],
-    max_new_tokens: int = 256,
-    peers: bool = True,
-    check_lossless: bool = True,
-    warm_up: int = 2,
-    progress: Callable[[int], None] = lambda done: None,
-    weights: Sequence[float] | None = None,
+    bench: ModelBench,
     batch_size: int = 1,
+    tries: Sequence[Trie] = (),
+    weights: Sequence[float] | None = None,
     answers: Texts | None = None,
-    repeats: int = 1,
-    lossless_rows: int | None = None,
-    recycling: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
+    warm_up: int = 2,
 ) -> Comparison:
-    """Answer every prompt with every contender: plain decoding, each of `options`, and with `peers` Hugging Face's own.
+    """Answer every prompt with every contender: plain decoding, each of bench.options, and with peers Hugging Face's own.
 
-    weights: of the tries. batch_size: prompts that are decoded at once. answers: of each prompt, taken as the model's choices.
-    repeats: how often all is answered, memories forgotten in between; a turn counts as its repeat of median time did.
-    lossless_rows: the first rows, whose outputs are checked (None: all). recycling: each of `options` that recycles also runs
-    with nothing recycled, and where there are tries both also without. Raises LookaheadError if answers cannot be forced.
+    batch_size: prompts that are decoded at once. weights: of the tries. answers: of each prompt, taken as the model's choices.
+    warm_up: prompts that are answered before, and not counted. Raises LookaheadError if answers cannot be forced.
     """
     if answers is not None:
-        check_lossless = False
         longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
         if target.decodes_plainly(longest):  # by the model's own `generate`, whose choices are its own
             why = f"the model decodes plainly ({target.reason})" if target.mode == "plain" else "of how it encodes positions"
@@ -133,35 +124,35 @@ def compare(
 
     def request(engine: DecodingEngine, row: int) -> Generation:
         if answers is None:
-            return engine.request(prompts[row], max_new_tokens)
+            return engine.request(prompts[row], bench.max_new_tokens)
         return Generation(list(prompts[row]), len(answers[row]), frozenset(), forced=answers[row])
 
     def ours(name: str, option: DraftOptions, tries: Sequence[Trie]) -> Run:
         return _ours(name, DecodingEngine(target, Drafter(tries, option, weights if tries else None), batch_size), request)
 
     runs = [ours(PLAIN, DraftOptions(strategy="off"), ())]
-    for name, option in zip(names_of_runs(options), options, strict=True):
+    for name, option in zip(names_of_runs(bench.options), bench.options, strict=True):
         runs.append(ours(name, option, tries))
-        if recycling and option.recycle and option.strategy != "off":
+        if bench.recycling and option.recycle and option.strategy != "off":
             nothing = dataclasses.replace(option, recycle=False)
             runs.append(ours(f"{name} unrecycled", nothing, tries))
             if tries:
                 runs += [ours(f"{name} cold", option, ()), ours(f"{name} cold unrecycled", nothing, ())]
     drafting = runs[1:]
-    if peers:
-        peer = functools.partial(_peer, target=target, prompts=prompts, max_new_tokens=max_new_tokens, answers=answers)
-        runs.append(peer(GENERATE, batch_size=batch_size))
+    if bench.peers:
+        peer = functools.partial(_peer, target, prompts, bench.max_new_tokens, batch_size, answers)
+        runs.append(peer(GENERATE))
         if target.mode != "plain" and batch_size == 1:  # it takes no batches, and no model that cannot take drafts
-            runs.append(peer(PROMPT_LOOKUP, batch_size=1, prompt_lookup_num_tokens=COPIED))
+            runs.append(peer(PROMPT_LOOKUP, prompt_lookup_num_tokens=COPIED))
     rows, before = range(len(prompts)), core_seconds()
     with gc_frozen():
         if warm_up:
             _warm_up_sizes(target)
             list(_in_turn(runs, rows[: max(warm_up, batch_size)], target.device))
-        answer_all(runs, rows, batch_size, repeats, target.device, progress)
+        answer_all(runs, rows, batch_size, bench.repeats, target.device, progress)
     for run in runs:
         assert answers is None or run.outputs == [list(answer) for answer in answers], f"{run.name} emitted what was not logged"
-    checked = min(len(rows), len(rows) if lossless_rows is None else lossless_rows) if check_lossless else 0
+    checked = bench.checked_of(len(rows)) if answers is None else 0
     outputs_of = {run.name: run.outputs[:checked] for run in drafting}
     of_target = {"linear": target.linear, "kv_dtype": target.kv_dtype, "waited_for_cores": share_waited(before)}
     judged = None
@@ -169,7 +160,7 @@ def compare(
         judged = lossless(tried_for_exactness(target), prompts[:checked], runs[0].outputs[:checked], outputs_of)
     return Comparison(
         *(target.name, str(target.device), str(target.dtype).removeprefix("torch."), target.mode),
-        *(batch_size, len(prompts), repeats, answers is not None),
+        *(batch_size, len(prompts), bench.repeats, answers is not None),
         runs=runs,
         lossless=judged,
         lossless_rows=checked,
@@ -212,23 +203,23 @@ def answer_all(
         run.settle(runs[0])
 
 
-def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | None) -> Iterator[tuple[Run, Turn]]:
+def _in_turn(runs: Sequence[Run], rows: Sequence[int], device: torch.device | None) -> Iterator[tuple[Run, Sample]]:
     """All runs over the same rows, side by side; yields each as it ends."""
-    going = {run: run.answer(rows) for run in runs}
+    pending = {run: run.answer(rows) for run in runs}
     peaks, reached = dict.fromkeys(runs, 0), dict.fromkeys(runs, 0)
     for goal in itertools.count(AT_A_TIME, AT_A_TIME):
-        for run in [run for run in going if reached[run] < goal]:
+        for run in [run for run in pending if reached[run] < goal]:
             if device and device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
-            come = next(come for come in going[run] if isinstance(come, Turn) or come >= goal)
+            item = next(item for item in pending[run] if isinstance(item, Sample) or item >= goal)
             peaks[run] = max(peaks[run], peak_memory(device) if device else 0)
-            if isinstance(come, Turn):
-                come.peak_memory_bytes = peaks[run]
-                del going[run]
-                yield run, come
+            if isinstance(item, Sample):
+                item.peak_memory_bytes = peaks[run]
+                del pending[run]
+                yield run, item
             else:
-                reached[run] = come
-        if not going:
+                reached[run] = item
+        if not pending:
             return
 
 
@@ -268,7 +259,7 @@ def names_of_runs(options: Sequence[DraftOptions]) -> list[str]:
 
 
 def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, int], Generation]) -> Run:
-    def answer(rows: Sequence[int]) -> Iterator[int | Turn]:
+    def answer(rows: Sequence[int]) -> Iterator[int | Sample]:
         now, seconds = engine.target.now, 0.0
         began = now()
         engine.clock = log = StepLog()
@@ -286,7 +277,7 @@ def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, 
         offered, accepted = log.by_depth()
         outputs, counts = [generation.token_ids for generation in generations], vars(summed(generations))
         clock = Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in)
-        yield Turn(outputs, seconds, log.steps, offered, accepted, clock, log.decode_forwards, **counts)
+        yield Sample(outputs, seconds, log.steps, offered, accepted, clock, log.decode_forwards, **counts)
 
     return Run(name, engine.drafter.options, answer, engine.forget)
 
@@ -319,12 +310,12 @@ class Watcher:
 
 
 def _peer(
-    name: str,
     target: TargetModel,
     prompts: Texts,
     max_new_tokens: int,
     batch_size: int,
     answers: Texts | None,
+    name: str,
     **arguments: Any,
 ) -> Run:
     """Shorter prompts are padded at the left. A row's steps are one a token, or with drafts the forwards after the first."""
@@ -332,7 +323,7 @@ def _peer(
     padding = min(ends, default=0)
 
     @torch.inference_mode()
-    def generate(rows: Sequence[int], most: int) -> Turn:
+    def generate(rows: Sequence[int], most: int) -> Sample:
         """Answers of at most `most` tokens, decoded at once."""
         some, began = [prompts[row] for row in rows], target.now()
         width = max(map(len, some))
@@ -362,13 +353,13 @@ def _peer(
         steps = watcher.forwards - 1 if arguments else sum(len(output) - 1 for output in outputs)
         drafted = watcher.draft_tokens if arguments else 0
         accepted = sum(map(len, outputs)) - watcher.forwards if arguments else 0  # each forward gives one more than that
-        return Turn(outputs, seconds, watcher.forwards, steps=steps, draft_tokens=drafted, accepted_tokens=accepted)
+        return Sample(outputs, seconds, watcher.forwards, steps=steps, draft_tokens=drafted, accepted_tokens=accepted)
 
     def room(row: int) -> int:
         return min(max_new_tokens, target.longest_text - len(prompts[row]))
 
-    def answer(rows: Sequence[int]) -> Iterator[int | Turn]:
-        whole = Turn()
+    def answer(rows: Sequence[int]) -> Iterator[int | Sample]:
+        whole = Sample()
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
             if answers is not None:

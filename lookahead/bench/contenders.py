@@ -18,10 +18,9 @@ from lookahead.models.options import ModelOptions
 
 if TYPE_CHECKING:
     from lookahead.draft.options import DraftOptions
-    from lookahead.engines.foreign import ForeignSettings
 
 
-MOST_AT_ONCE = 1024
+PLAIN = "plain"
 STRATEGIES = ["auto", "hierarchical", "parallel", "single"]  # auto, the first, needs a model
 
 
@@ -42,10 +41,19 @@ def grid(decoding_lengths: Iterable[int], branch_lengths: Iterable[int]) -> list
 
 def batch_sizes_of(text: str) -> list[int]:
     """ "1,8" -> [1, 8]. Raises UsageError."""
-    sizes = [part.strip() for part in text.split(",")]
-    if not all(size.isdecimal() and 1 <= int(size) <= MOST_AT_ONCE for size in sizes):
-        raise UsageError(f"--batch-size {text}: give a number of prompts from 1 to {MOST_AT_ONCE}, or several such as 1,4,8.")
-    return list(dict.fromkeys(map(int, sizes)))
+    return list(dict.fromkeys(_numbers("--batch-size", text, "prompts", "several such as 1,4,8")))
+
+
+def _lengths(option: str, text: str) -> list[int]:
+    return _numbers(option, text, "tokens", "with --sweep several such as 4,8,16")
+
+
+def _numbers(option: str, text: str, unit: str, several: str) -> list[int]:
+    """ "4,8" -> [4, 8]. Raises UsageError for anything but numbers from 1 to 1024."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
+        raise UsageError(f"{option} {text}: give a number of {unit} from 1 to 1024, or {several}.")
+    return [int(part) for part in parts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +106,6 @@ def _strategies(asked: str | None, possible: list[str]) -> list[str]:
     return names
 
 
-def _lengths(option: str, text: str) -> list[int]:
-    """ "4,8" -> [4, 8]. Raises UsageError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= 1024 for part in parts):
-        raise UsageError(f"{option} {text}: give a number of tokens from 1 to 1024, or with --sweep several such as 4,8,16.")
-    return [int(part) for part in parts]
-
-
 NEEDS = {"suffix": "arctic_inference"}  # package of one of the engines' own ways
 
 
@@ -145,25 +145,16 @@ class Contender:
     own: Mapping[str, Any] | None = None
 
 
-def contenders(
-    engine: str,
-    strategy: str | None = None,
-    decoding_length: str | None = None,
-    branch_length: str | None = None,
-    session_tokens: int = SESSION_TOKENS,
-    price: float = 0.0,
-    peers: bool = True,
-) -> list[Contender]:
+def contenders(engine: str, typed: Contenders = Contenders(), peers: bool = True) -> list[Contender]:
     """Plain decoding, the engine's own ways to draft that are installed, ours. Raises UsageError for what it does not have."""
-    from lookahead.bench.compare import PLAIN
     from lookahead.draft.options import DraftOptions
 
-    methods = METHODS[engine]
+    methods, strategy, branch_length = METHODS[engine], typed.strategy, typed.branch_length
     names = list(dict.fromkeys(strategy.split(","))) if strategy else list(methods.strategies)
     for name in names:
         if name not in methods.strategies:
             raise UsageError(f"--strategy {name}: {methods.drafts}. Choose {' or '.join(methods.strategies)}.")
-    lengths = list(dict.fromkeys((decoding_length or str(methods.decoding_length)).split(",")))
+    lengths = list(dict.fromkeys((typed.decoding_length or str(methods.decoding_length)).split(",")))
     if branch_length and "single" not in methods.strategies:
         raise UsageError("--branch-length: SGLang's draft trees may be as deep as they have nodes. Set --decoding-length.")
     if branch_length and (not branch_length.isdecimal() or not 1 <= int(branch_length) <= 1024):
@@ -173,11 +164,12 @@ def contenders(
     for name, length in itertools.product(names, lengths):
         adaptive = name == "auto" or (length == "auto" and "auto" in methods.strategies)
         number = str(methods.decoding_length) if length == "auto" else length
-        typed = draft_options("single" if name == "auto" else name, number, branch, session_tokens, price, recycle=False)
-        drafted = max(1, typed.decoding_length - 1)
-        if typed.strategy == "single":
-            drafted = min(typed.branch_length, drafted)
-        options = dataclasses.replace(typed, decoding_length=drafted + 1, branch_length=drafted, adaptive=adaptive)
+        kept = typed.session_tokens, typed.price
+        options = draft_options("single" if name == "auto" else name, number, branch, *kept, recycle=False)
+        drafted = max(1, options.decoding_length - 1)
+        if options.strategy == "single":
+            drafted = min(options.branch_length, drafted)
+        options = dataclasses.replace(options, decoding_length=drafted + 1, branch_length=drafted, adaptive=adaptive)
         label = "auto" if adaptive and len(lengths) == 1 else f"{'auto' if adaptive else name} {number}"
         found[label] = Contender(label, options, drafted)
     ours = list(found.values())
@@ -188,26 +180,28 @@ def contenders(
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineBench:
-    """A model in vLLM or SGLang, and what is compared on it. engine_args: by name. Others as of `on_model.ModelBench`."""
+class ModelBench:
+    """A model, and what is compared on it.
 
-    engine: str
+    options: of each run of ours. contenders: instead of these, in vLLM or SGLang. tries, weights: as typed. rows: of the
+    prompts; None: all. repeats: how often all is answered, what was learned forgotten in between; a turn counts as its repeat
+    of median time did. recycling: each of `options` that recycles also runs with nothing recycled, and where there are tries
+    both also without. lossless_rows: the first rows, whose outputs are compared with plain decoding; None: all.
+    """
+
     model: ModelOptions
-    contenders: Sequence[Contender]
+    options: Sequence[DraftOptions] = ()
+    contenders: Sequence[Contender] = ()
+    tries: Sequence[str] = ()
+    weights: Sequence[str] | None = None
+    max_new_tokens: int = 256
+    rows: int | None = None
     batch_sizes: Sequence[int] = (1,)
+    peers: bool = True
     repeats: int = 1
+    recycling: bool = False
     lossless_rows: int | None = 64
-    engine_args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def settings(
-        self, contender: Contender, tries: Sequence[str], weights: Sequence[float], batch_size: int, running: int = 0
-    ) -> ForeignSettings:
-        """What the engine is started with for a contender. running: contenders that have been started before it."""
-        from lookahead.draft.options import DraftOptions
-        from lookahead.engines.sglang_engine import SglangSettings
-        from lookahead.engines.vllm_engine import VllmSettings
-
-        of: type[ForeignSettings] = SglangSettings if self.engine == "sglang" else VllmSettings
-        drafts = contender.options or DraftOptions("off"), contender.draft_tokens
-        engine: Any = batch_size, self.engine_args, contender.own, len(self.contenders), running
-        return of(self.model, tuple(tries), tuple(weights), *drafts, *engine)
+    def checked_of(self, rows: int) -> int:
+        """How many of the rows are compared with plain decoding."""
+        return rows if self.lossless_rows is None else min(rows, self.lossless_rows)

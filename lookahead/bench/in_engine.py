@@ -19,20 +19,23 @@ from typing import Any
 
 import torch
 
-from lookahead.bench.compare import PLAIN, Comparison, Texts, answer_all, environment
-from lookahead.bench.contenders import Contender, EngineBench
+from lookahead.bench.compare import Comparison, Texts, answer_all, environment
+from lookahead.bench.contenders import PLAIN, Contender, ModelBench
 from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.on_model import answerable
-from lookahead.bench.run import Run, Turn
+from lookahead.bench.run import Run, Sample
 from lookahead.draft.counts import summed
+from lookahead.draft.options import DraftOptions
 from lookahead.engines.abilities import ABILITIES
 from lookahead.engines.foreign import ForeignSettings
+from lookahead.engines.sglang_engine import SglangSettings
+from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.errors import LookaheadError, first_line
 from lookahead.forward.memory import gc_frozen
 from lookahead.job.engines import InEngine, in_engine
 from lookahead.job.events import BenchEvents, Events
 from lookahead.job.params import Request
-from lookahead.job.plan import open_tries, trie_weights
+from lookahead.job.plan import engine_args, open_tries, trie_weights
 from lookahead.job.rows import read_requests
 
 CLOSING_SECONDS = 30.0  # that a process may take to end its engine
@@ -58,7 +61,7 @@ class LocalEngine:
     def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
         return answerable(requests, self._running, path, max_new_tokens)
 
-    def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
+    def answer(self, prompts: Prompts, max_new_tokens: int) -> Sample:
         engine = self._engine
         began, steps = time.perf_counter(), engine.steps
         generations = [engine.request(ids, max_new_tokens) for ids in prompts]
@@ -67,7 +70,7 @@ class LocalEngine:
                 raise ended.error
         seconds = time.perf_counter() - began
         outputs = [generation.token_ids for generation in generations]
-        return Turn(outputs, seconds, forwards=engine.steps - steps, **vars(summed(generations)))
+        return Sample(outputs, seconds, forwards=engine.steps - steps, **vars(summed(generations)))
 
     def forget(self) -> None:
         self._engine.forget()
@@ -95,7 +98,7 @@ class InProcess:
     def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
         return self._call("answerable", requests, path, max_new_tokens)
 
-    def answer(self, prompts: Prompts, max_new_tokens: int) -> Turn:
+    def answer(self, prompts: Prompts, max_new_tokens: int) -> Sample:
         return self._call("answer", prompts, max_new_tokens)
 
     def forget(self) -> None:
@@ -157,42 +160,44 @@ class _Silent(Events):
         """The other end reports what it starts."""
 
 
-def bench_in_engine(
-    bench: EngineBench,
-    path: str,
-    tries: Sequence[str] = (),
-    weights: Sequence[str] | None = None,
-    max_new_tokens: int = 256,
-    rows: int | None = None,
-    events: BenchEvents | None = None,
-) -> tuple[list[Comparison], list[str]]:
+def settings_of(
+    bench: ModelBench, contender: Contender, tries: Sequence[str], weights: Sequence[float], batch_size: int, running: int = 0
+) -> ForeignSettings:
+    """What the engine is started with for a contender. running: contenders that have been started before it."""
+    of: type[ForeignSettings] = SglangSettings if bench.model.engine == "sglang" else VllmSettings
+    drafts = contender.options or DraftOptions("off"), contender.draft_tokens
+    engine: Any = batch_size, engine_args(bench.model.engine_arg or ()), contender.own, len(bench.contenders), running
+    return of(bench.model, tuple(tries), tuple(weights), *drafts, *engine)
+
+
+def bench_in_engine(bench: ModelBench, path: str, events: BenchEvents | None = None) -> tuple[list[Comparison], list[str]]:
     """As `on_model.bench_prompts`. Raises LookaheadError if engine, model or a trie cannot be used, or no row be answered."""
-    events = events or BenchEvents()
-    requests = list(islice(read_requests(path), rows))
-    opened = open_tries(tries, bench.model)
+    events, engine = events or BenchEvents(), bench.model.engine
+    requests = list(islice(read_requests(path), bench.rows))
+    opened = open_tries(bench.tries, bench.model)
     tries = [str(trie.path) for trie in opened]
-    of_each = trie_weights(weights, [opened])[0]
+    weights = trie_weights(bench.weights, [opened])[0]
     found, failed = [], list[str]()
     for size in bench.batch_sizes:
 
         def start(contender: Contender, running: int, size: int = size) -> EngineRun:
-            settings = bench.settings(contender, tries, of_each, size, running)
+            settings = settings_of(bench, contender, tries, weights, size, running)
             if not settings.takes_signals:
-                return LocalEngine(in_engine(bench.engine, settings, opened, events))
+                return LocalEngine(in_engine(engine, settings, opened, events))
             settings.check_installed()
-            waiting = f"Starting {ABILITIES[bench.engine].title}: {contender.name} ..."
-            started: InProcess = events.with_spinner(lambda: InProcess(bench.engine, settings), waiting)
+            waiting = f"Starting {ABILITIES[engine].title}: {contender.name} ..."
+            started: InProcess = events.with_spinner(lambda: InProcess(engine, settings), waiting)
             return started
 
         with _running(bench, start, events) as engines:
-            prompts, failed = engines[PLAIN].answerable(requests, path, max_new_tokens)
-            found.append(_measured(bench, engines, prompts, max_new_tokens, size, events))
+            prompts, failed = engines[PLAIN].answerable(requests, path, bench.max_new_tokens)
+            found.append(_measured(bench, engines, prompts, size, events))
     return [dataclasses.replace(each, lossless=_judged(bench, each, prompts)) for each in found], failed
 
 
 @contextlib.contextmanager
 def _running(
-    bench: EngineBench, start: Callable[[Contender, int], EngineRun], events: BenchEvents
+    bench: ModelBench, start: Callable[[Contender, int], EngineRun], events: BenchEvents
 ) -> Iterator[dict[str, EngineRun]]:
     """The engine of each contender, by name; one of its own ways that does not start is left out. start: takes how many run."""
     engines: dict[str, EngineRun] = {}
@@ -211,14 +216,14 @@ def _running(
 
 
 def _measured(
-    bench: EngineBench, engines: dict[str, EngineRun], prompts: Texts, max_new_tokens: int, batch_size: int, events: BenchEvents
+    bench: ModelBench, engines: dict[str, EngineRun], prompts: Texts, batch_size: int, events: BenchEvents
 ) -> Comparison:
     options = {each.name: each.options for each in bench.contenders}
     runs = []
     for name, each in engines.items():
 
-        def answer(rows: Sequence[int], engine: EngineRun = each) -> Iterator[int | Turn]:
-            yield engine.answer([list(prompts[row]) for row in rows], max_new_tokens)  # a turn comes whole
+        def answer(rows: Sequence[int], engine: EngineRun = each) -> Iterator[int | Sample]:
+            yield engine.answer([list(prompts[row]) for row in rows], bench.max_new_tokens)  # a turn comes whole
 
         runs.append(Run(name, options[name], answer, each.forget))
     rows = range(len(prompts))
@@ -227,19 +232,22 @@ def _measured(
             list(run.answer(rows[: max(2, batch_size)]))
         answer_all(runs, rows, batch_size, bench.repeats, None, progress)
     engine = engines[PLAIN].about
-    checked = min(len(rows), len(rows) if bench.lossless_rows is None else bench.lossless_rows)
-    about = {**environment(torch.device(engine.device)), bench.engine: engine.version, "quantization": engine.quantization}
+    about = {bench.model.engine: engine.version, "quantization": engine.quantization}
     return Comparison(
-        *(bench.model.name, engine.device, engine.dtype, bench.engine, batch_size, len(prompts), bench.repeats),
+        *(bench.model.name, engine.device, engine.dtype, bench.model.engine, batch_size, len(prompts), bench.repeats),
         forced=False,
         runs=runs,
         lossless=None,
-        lossless_rows=checked,
-        environment={**about, "engine_args": bench.engine_args},
+        lossless_rows=bench.checked_of(len(rows)),
+        environment={
+            **environment(torch.device(engine.device)),
+            **about,
+            "engine_args": engine_args(bench.model.engine_arg or ()),
+        },
     )
 
 
-def _judged(bench: EngineBench, found: Comparison, prompts: Texts) -> Lossless | None:
+def _judged(bench: ModelBench, found: Comparison, prompts: Texts) -> Lossless | None:
     """Our outputs against the plain engine's. The stock model judges those that differ, unless the engine has quantized it."""
     first = found.lossless_rows
     if not first:

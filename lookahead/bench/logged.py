@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.contenders import Contenders
-from lookahead.bench.replay import BASELINES, Pair, ReplayResult, baseline_class, replay
+from lookahead.bench.contenders import Contenders, ModelBench
+from lookahead.bench.replay import BASELINES, CONTENDER, Pair, ReplayResult, baseline_class, replay
 from lookahead.bench.trie_report import load_tokenizer_of
 from lookahead.budget.profile import CostProfile, read_profile
 from lookahead.corpus.read import named_files
@@ -66,15 +66,6 @@ class WorkloadReplay:
         return {"rows": self.rows, "tokens": self.tokens, "strategies": results, "build_seconds": seconds}
 
 
-@dataclasses.dataclass(frozen=True)
-class Mean:
-    strategy: str
-    decoding_length: int
-    branch_length: int
-    start: str
-    edl: float
-
-
 def replay_workloads(
     workloads: Sequence[Workload], contenders: Sequence[Contender], progress: Callable[[int], None] = lambda done: None
 ) -> list[WorkloadReplay]:
@@ -93,13 +84,13 @@ def replay_workloads(
     return replays
 
 
-def geometric_means(replays: Sequence[WorkloadReplay]) -> list[Mean]:
-    """One for each contender and start that all workloads have: a mean over fewer would not compare."""
+def geometric_means(replays: Sequence[WorkloadReplay]) -> list[tuple[ReplayResult, float]]:
+    """(a result, the mean EDL) of each contender and start that all workloads have: a mean over fewer would not compare."""
     means = []
     for result in max((each.results for each in replays), key=len):
-        found = [same for each in replays for same in each.results if same.contender == result.contender]
+        found = [same.edl for each in replays for same in each.results if same.contender == result.contender]
         if len(found) == len(replays):
-            means.append(Mean(*result.contender, math.prod(same.edl for same in found) ** (1 / len(found))))
+            means.append((result, math.prod(found) ** (1 / len(found))))
     return means
 
 
@@ -107,8 +98,9 @@ def as_json(replays: Sequence[WorkloadReplay]) -> dict[str, Any]:
     """The object that `bench --replay --json` prints: of one workload, or of several with their means."""
     if len(replays) == 1:
         return replays[0].as_json()
-    means = [{**dataclasses.asdict(mean), "edl": round(mean.edl, 4)} for mean in geometric_means(replays)]
-    return {"workloads": [{"name": each.name, **each.as_json()} for each in replays], "geometric_mean": means}
+    means = geometric_means(replays)
+    of_all = [dict(zip(CONTENDER, result.contender, strict=True)) | {"edl": round(edl, 4)} for result, edl in means]
+    return {"workloads": [{"name": each.name, **each.as_json()} for each in replays], "geometric_mean": of_all}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,10 +373,8 @@ def predict(
     if longest > profile.longest_text:
         raise LookaheadError(f"a logged text has {longest} tokens, the model of the profile {profile.longest_text} positions.")
     prompts, answers = [prompt for prompt, _ in pairs], [answer for _, answer in pairs]
-    found = compare(
-        simulated_model(profile), prompts, tries, options, peers=False,
-        progress=progress, weights=weights, batch_size=batch_size, answers=answers, repeats=repeats,
-    )  # fmt: skip
+    bench = ModelBench(ModelOptions(), options, peers=False, repeats=repeats)
+    found = compare(simulated_model(profile), prompts, bench, batch_size, tries, weights, answers, progress)
     for run in found.runs:
         run.total.peak_memory_bytes = 0
     environment = {"cost_profile": profile.kind, **profile.about}

@@ -113,9 +113,9 @@ def _judged(target: TargetModel | None, row: int, run: str, prompt: Ids, expecte
     if far and far[0] > 0:  # excused at first, and wrong behind it
         place += far[0]
         wanted = int(judge.alone[place].argmax())
-    got, (right, said) = output[place], judge.alone[place, [wanted, output[place]]].tolist()
+    got, (wanted_score, got_score) = output[place], judge.alone[place, [wanted, output[place]]].tolist()
     kind: Kind = "different" if far or target.exact else "near-tie"
-    return Divergence(row, run, place, wanted, got, _rounded(right), _rounded(said), _rounded(near), kind)
+    return Divergence(row, run, place, wanted, got, _rounded(wanted_score), _rounded(got_score), _rounded(near), kind)
 
 
 class _Judge:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from lookahead.bench.compare import Comparison, compare
+from lookahead.bench.compare import Comparison, Texts, compare
+from lookahead.bench.contenders import ModelBench
 from lookahead.bench.logged import Logs, Shape, compile_for, read_workloads
-from lookahead.draft.options import DraftOptions
+from lookahead.bench.quantized import loss_of
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.forward.backend import SCHEMES
 from lookahead.forward.target import TargetModel, longest_text
 from lookahead.job.engines import InEngine, load_here
 from lookahead.job.events import BenchEvents
@@ -23,23 +25,9 @@ from lookahead.job.plan import open_tries, trie_weights
 from lookahead.job.rows import Request, local_time, prompts_of, read_requests
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.models.load import random_model, read_config
-from lookahead.models.options import ModelOptions
 from lookahead.trie.file import Trie
 
 Look = Callable[[TargetModel, list[list[int]]], None]  # at a loaded model and the prompts that it is to answer
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelBench:
-    """A model, and what is compared on it. options: of each run of ours. lossless_rows: None: all; 0: none. See `compare`."""
-
-    model: ModelOptions
-    options: Sequence[DraftOptions]
-    batch_sizes: Sequence[int] = (1,)
-    peers: bool = True
-    repeats: int = 1
-    recycling: bool = False
-    lossless_rows: int | None = 64
 
 
 def answerable(
@@ -62,22 +50,13 @@ def answerable(
 
 
 def bench_prompts(
-    bench: ModelBench,
-    path: str,
-    tries: Sequence[str] = (),
-    weights: Sequence[str] | None = None,
-    max_new_tokens: int = 256,
-    rows: int | None = None,
-    events: BenchEvents | None = None,
-    look: Look = lambda target, prompts: None,
+    bench: ModelBench, path: str, events: BenchEvents | None = None, look: Look = lambda target, prompts: None
 ) -> tuple[list[Comparison], list[str]]:
     """(a comparison for each batch size, what is wrong with rows left out). look: called with model and prompts first."""
-    events = events or BenchEvents()
-    opened = open_tries(tries, bench.model)
-    of_each = trie_weights(weights, [opened])[0]
-    settings = EngineSettings(bench.model, tuple(str(trie.path) for trie in opened), tuple(of_each), bench.options[0])
-    loaded = load_here(settings, events)
-    return bench_loaded(bench, loaded, path, of_each, max_new_tokens, rows, events, look)
+    opened = open_tries(bench.tries, bench.model)
+    weights = trie_weights(bench.weights, [opened])[0]
+    settings = EngineSettings(bench.model, tuple(str(trie.path) for trie in opened), tuple(weights), bench.options[0])
+    return bench_loaded(bench, load_here(settings, events or BenchEvents()), path, weights, events, look)
 
 
 def bench_loaded(
@@ -85,28 +64,24 @@ def bench_loaded(
     loaded: LoadedEngine,
     path: str,
     weights: Sequence[float] = (),
-    max_new_tokens: int = 256,
-    rows: int | None = None,
     events: BenchEvents | None = None,
     look: Look = lambda target, prompts: None,
 ) -> tuple[list[Comparison], list[str]]:
     """`bench_prompts` of a model that is loaded with its tries. weights: of these; none: 1 each."""
-    requests = list(islice(read_requests(path), rows))
-    prompts, failed = answerable(requests, loaded, path, max_new_tokens)
-    target = loaded.engine.target
+    prompts, failed = answerable(list(islice(read_requests(path), bench.rows)), loaded, path, bench.max_new_tokens)
+    target, workload = loaded.engine.target, (loaded.engine.drafter.tries, weights or None)
     look(target, prompts)
-    return _compared(bench, target, prompts, loaded.engine.drafter.tries, weights, events, max_new_tokens), failed
+    return _compared(bench, target, prompts, *workload, None, events), failed
 
 
 def _compared(
     bench: ModelBench,
     target: TargetModel,
-    prompts: list[list[int]],
+    prompts: Texts,
     tries: Sequence[Trie],
     weights: Sequence[float] | None,
+    answers: Texts | None,
     events: BenchEvents | None,
-    max_new_tokens: int = 256,
-    answers: list[list[int]] | None = None,
 ) -> list[Comparison]:
     """One comparison for each batch size. answers: are taken as the model's choices."""
     doing, unit = ("answering", "prompts") if answers is None else ("replaying", "answers")
@@ -114,23 +89,7 @@ def _compared(
     for size in bench.batch_sizes:
         total = len(prompts) * bench.repeats
         with (events or BenchEvents()).working(f"{doing}, batch {size}", total, unit) as progress:
-            comparison = compare(
-                target,
-                prompts,
-                tries,
-                bench.options,
-                max_new_tokens,
-                bench.peers,
-                bench.lossless_rows != 0,
-                progress=progress,
-                weights=weights or None,
-                batch_size=size,
-                answers=answers,
-                repeats=bench.repeats,
-                lossless_rows=bench.lossless_rows,
-                recycling=bench.recycling,
-            )
-        found.append(comparison)
+            found.append(compare(target, prompts, bench, size, tries, weights, answers, progress))
     return found
 
 
@@ -147,7 +106,7 @@ def bench_logged(
     if target.mode != "packed":
         events.notice(f"{bench.model.name} verifies by {target.mode}: {target.reason}")
     prompts, answers = [prompt for prompt, _ in workload.pairs], [answer for _, answer in workload.pairs]
-    return _compared(bench, target, prompts, workload.tries, workload.weights, events, answers=answers)
+    return _compared(bench, target, prompts, workload.tries, workload.weights or None, answers, events)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,28 +133,19 @@ def weight_bytes(model: Any) -> int:
     return sum(held.values())
 
 
-def schemes_of(option: str, typed: str, known: Sequence[str]) -> list[str]:
-    """ "none,int8" -> ["none", "int8"]. Raises UsageError."""
-    names = list(dict.fromkeys(part.strip() for part in typed.split(",")))
-    for name in names:
-        if name not in known:
-            raise UsageError(f"{option} {name}: choose {', '.join(known)}, or several such as none,int8.")
-    return names
-
-
 def bench_schemes(
-    bench: ModelBench,
-    quantize: str,
-    kv_dtype: str,
-    measure: Callable[[ModelBench, Look], tuple[list[Comparison], list[str]]],
+    bench: ModelBench, measure: Callable[[ModelBench, Look], tuple[list[Comparison], list[str]]]
 ) -> tuple[list[Scheme], list[str]]:
-    """(figures of each combination, problems of rows). measure: given the bench and what to call with the loaded model."""
-    from lookahead.bench.quantized import loss_of
-    from lookahead.forward.backend import SCHEMES
+    """(figures of each quantization, problems of rows). The model's `quantize` and `kv_dtype` may be several: "none,int8".
 
-    named = schemes_of("--quantize", quantize, SCHEMES), schemes_of("--kv-dtype", kv_dtype, SCHEMES)
-    schemes, failed = [], list[str]()
-    for weights, keys in itertools.product(*named):
+    measure: given the bench and what to call with the loaded model.
+    """
+    schemes, failed, of_each = [], list[str](), []
+    for option, typed in (("--quantize", bench.model.quantize), ("--kv-dtype", bench.model.kv_dtype)):
+        of_each.append(list(dict.fromkeys(part.strip() for part in typed.split(","))))
+        if wrong := [name for name in of_each[-1] if name not in SCHEMES]:
+            raise UsageError(f"{option} {wrong[0]}: choose {', '.join(SCHEMES)}, or several such as none,int8.")
+    for weights, keys in itertools.product(*of_each):
         figures = dict[str, Any]()
 
         def look(target: TargetModel, prompts: list[list[int]], figures: dict[str, Any] = figures) -> None:

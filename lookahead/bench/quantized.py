@@ -33,12 +33,12 @@ from lookahead.trie.file import Trie
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class QualityChange:
     """Of a model and its quantized form, on the same texts, in float32."""
 
     before: Quality
     after: Quality
-    divergence: Divergence
+    divergence: AnswerChange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class QuantizeReport:
     options: QuantizeOptions
     written: Written
     mixed: Chosen | None
-    compared: Comparison | None
+    compared: QualityChange | None
 
     def as_json(self) -> dict[str, Any]:
         """The object that `quantize --json` prints."""
@@ -137,7 +137,7 @@ def quantize(model: ModelOptions, options: QuantizeOptions, events: BenchEvents 
         progress(1)
         after = quality_of(load_model(quantized(options.out)), texts)
         progress(2)
-    compared = Comparison(before, after, divergence(before, after))
+    compared = QualityChange(before, after, divergence(before, after))
     return QuantizeReport(model, options, written, chosen[0] if chosen else None, compared)
 
 
@@ -194,7 +194,7 @@ def loss_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> float | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Divergence:
+class AnswerChange:
     """Where greedy answers of two models diverge. text, token: counted from 0; None: all are the same."""
 
     identical: int
@@ -203,7 +203,7 @@ class Divergence:
     token: int | None
 
 
-def divergence(before: Quality, after: Quality) -> Divergence:
+def divergence(before: Quality, after: Quality) -> AnswerChange:
     first = []
     for text, (left, right) in enumerate(zip(before.answers, after.answers, strict=True)):
         if left != right:
@@ -211,4 +211,4 @@ def divergence(before: Quality, after: Quality) -> Divergence:
             index = next((index for index, equal in enumerate(same) if not equal), min(len(left), len(right)))
             first.append((index, text))
     earliest = min(first, default=(None, None))
-    return Divergence(len(before.answers) - len(first), len(before.answers), earliest[1], earliest[0])
+    return AnswerChange(len(before.answers) - len(first), len(before.answers), earliest[1], earliest[0])

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
-import sys
+import runpy
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,13 +39,8 @@ def _classes(checkout: Path) -> dict[str, Any]:
         raise UsageError(
             "--baselines: they are not part of the installed package. Run it from a checkout: pip install -e . in its folder."
         )
-    spec = importlib.util.spec_from_file_location("lookahead_baselines", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return {name: module.BASELINES[name] for name in BASELINES}
+    found: dict[str, Any] = runpy.run_path(str(file), run_name="lookahead_baselines")["BASELINES"]
+    return found
 
 
 CONTENDER = ("strategy", "decoding_length", "branch_length", "start")

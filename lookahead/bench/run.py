@@ -46,7 +46,7 @@ class StepLog(Clock):
 
 
 @dataclasses.dataclass
-class Turn(DraftCounts):
+class Sample(DraftCounts):
     """What a contender did with some rows. forwards: of the model, several rows in one. clock: None for a peer."""
 
     outputs: list[list[int]] = dataclasses.field(default_factory=list)
@@ -66,7 +66,7 @@ class Turn(DraftCounts):
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def take(self, other: Turn) -> None:
+    def take(self, other: Sample) -> None:
         """Add what was decoded after it."""
         self.add_counts(other)
         self.outputs += other.outputs
@@ -99,22 +99,22 @@ class Run:
 
     name: str
     options: DraftOptions | None
-    answer: Callable[[Sequence[int]], Iterator[int | Turn]] = dataclasses.field(repr=False)
+    answer: Callable[[Sequence[int]], Iterator[int | Sample]] = dataclasses.field(repr=False)
     forget: Callable[[], None] = dataclasses.field(repr=False)
-    turns: list[Turn] = dataclasses.field(default_factory=list, repr=False)
-    total: Turn = dataclasses.field(default_factory=Turn, repr=False)  # of these
+    turns: list[Sample] = dataclasses.field(default_factory=list, repr=False)
+    total: Sample = dataclasses.field(default_factory=Sample, repr=False)  # of these
     speedup: float = 1.0
     speedup_spread: tuple[float, float] = (1.0, 1.0)
-    _repeats: list[list[Turn]] = dataclasses.field(default_factory=list, repr=False)
+    _repeats: list[list[Sample]] = dataclasses.field(default_factory=list, repr=False)
 
-    def add(self, number: int, turn: Turn) -> None:
+    def add(self, number: int, turn: Sample) -> None:
         while len(self._repeats) <= number:
             self._repeats.append([])
         self._repeats[number].append(turn)
 
     def settle(self, plain: Run) -> None:
         """All turns are over. plain: what this run is compared with, settled before (or this run itself)."""
-        self.turns, self.total = [median_turn(repeats) for repeats in self._repeats], Turn()
+        self.turns, self.total = [median_turn(repeats) for repeats in self._repeats], Sample()
         for turn in self.turns:
             self.total.take(turn)
         self.speedup = self.tokens_per_second / plain.tokens_per_second
@@ -213,7 +213,7 @@ def progress(emitted: int, taken_in: int) -> int:
     return emitted + taken_in // TAKEN_IN_AS_ONE
 
 
-def median_turn(repeats: Sequence[Turn]) -> Turn:
+def median_turn(repeats: Sequence[Sample]) -> Sample:
     """The repeat of median time; of an even number the faster of the two in the middle."""
     return sorted(repeats, key=lambda turn: turn.seconds)[(len(repeats) - 1) // 2]
 

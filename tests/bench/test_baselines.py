@@ -1,8 +1,5 @@
 """What the baselines draft: prompt lookup as Hugging Face's, and the original lookahead trie."""
 
-import types
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from benchmarks.baselines import BASELINES, BRANCH, PROMPT_WEIGHT, OriginalTrie, PromptLookup
+from benchmarks.baselines import BASELINES, BRANCH, OriginalTrie, PromptLookup
 from lookahead.bench.replay import replay
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
@@ -44,20 +41,6 @@ def copied(tree: DraftTree) -> list[int]:
 
 
 # Prompt lookup
-def test_prompt_lookup_copies_ten_tokens_at_most_and_stays_within_the_decoding_length():
-    text = [*range(20), 0]
-    for options, limits, length in [
-        (DraftOptions(), {}, 10),
-        (DraftOptions(decoding_length=8), {}, 7),
-        (DraftOptions(branch_length=4), {}, 4),
-        (DraftOptions(), {"budget": 3}, 3),
-        (DraftOptions(), {"branch_length": 2}, 2),
-        (DraftOptions(), {"budget": 0}, 0),
-        (DraftOptions(decoding_length=1), {}, 0),
-    ]:
-        lookup = PromptLookup([], options)
-        lookup.start(text)
-        assert copied(lookup.draft(**limits)) == list(range(1, 1 + length))
 
 
 def test_prompt_lookup_searches_prompt_and_output_and_says_which():
@@ -108,58 +91,6 @@ def test_original_trie_drafts(make_trie, documents, prompt, limits, paths):
     assert drafted(OriginalTrie([make_trie(documents)] if documents else []), prompt, **limits) == paths
 
 
-def test_source_of_a_node_is_the_prompt_where_the_prompt_says_it(make_trie):
-    trie = OriginalTrie([make_trie([[1, 2, 4]])])
-    trie.start([1, 2, 3, 1, 2])
-    tree = trie.draft(branch_length=1)
-    assert {t: trie.source_names[s] for t, s in zip(tree.token_ids[1:].tolist(), tree.sources[1:], strict=True)} == {
-        3: "prompt",
-        4: "output",
-    }
-
-
-def test_ids_outside_the_vocabulary_of_a_trie_are_skipped():
-    damaged = types.SimpleNamespace(documents=lambda: [np.array([1, 2, 700, 3])], header=types.SimpleNamespace(vocab_size=10))
-    assert drafted(OriginalTrie([damaged]), [1]) == [(2,), (2, 3)]
-
-
-def branches(text: list[int], longest: int, whole: bool) -> Counter[tuple[int, ...]]:
-    """Every path through the branches of a text, the slow way; whole: only branches of full length."""
-    counts: Counter[tuple[int, ...]] = Counter()
-    for start in range(max(0, len(text) - longest) if whole else len(text)):
-        branch = text[start : start + 1 + longest]
-        counts.update(tuple(branch[:end]) for end in range(1, len(branch) + 1))
-    return counts
-
-
-@given(requests, st.integers(1, 4))
-def test_frequencies_are_those_of_a_trie_that_inserts_every_branch(requests, branch_length):
-    trie = OriginalTrie([], DraftOptions(decoding_length=1024, branch_length=branch_length))
-    finished = Counter()
-    for prompt, steps in requests:
-        trie.start(prompt)
-        said = []
-        for accepted in steps:
-            trie.accept(accepted)
-            said += accepted
-            counts = Counter(finished) + branches(said, branch_length + 1, whole=True)
-            for path, count in branches(prompt, branch_length + 1, whole=False).items():
-                counts[path] += PROMPT_WEIGHT * count
-            tree = trie.draft()
-            expected = {}
-            for matched in (tuple([*prompt, *said][-2:]), tuple([*prompt, *said][-1:])):
-                expected = {
-                    path[len(matched) :]: count / counts[matched]
-                    for path, count in counts.items()
-                    if path[: len(matched)] == matched and 0 < len(path) - len(matched) <= branch_length
-                }
-                if len(expected) + 1 >= branch_length:
-                    break
-            assert frequencies_of(tree) == pytest.approx(expected)
-        trie.finish()
-        finished += branches(said, branch_length + 1, whole=False)
-
-
 # All baselines
 @pytest.mark.parametrize("name", BASELINES)
 @given(
@@ -189,17 +120,6 @@ def test_every_draft_is_a_tree_within_budget_and_branch_length(name, requests, d
             assert [a.dtype for a in (tree.token_ids, tree.parents, tree.sources)] == [np.int32] * 3
             assert tree.probabilities.dtype == np.float32
         baseline.finish()
-
-
-@pytest.mark.parametrize(("name", "branch_length"), [("prompt-lookup", 10), ("original-trie", 12)])
-def test_replay_of_a_baseline_counts_as_that_of_a_strategy(make_trie, name, branch_length):
-    pairs = [([1, 2, 3], [4, 5, 6, 7, 8, 9, n, 4, 5, 6, 7, 8, 9]) for n in (1, 2, 3)]
-    ours, theirs = replay(pairs, [], DraftOptions()), replay(pairs, [], DraftOptions(), name)
-    assert theirs.contender == (name, 64, branch_length, "cold")
-    assert theirs.tokens == ours.tokens == 36
-    assert theirs.tokens >= theirs.steps == len(theirs.draft_us)
-    free = theirs.tokens - sum(theirs.accepted_by_source.values())  # said by the model itself, at most one a step
-    assert theirs.steps - len(pairs) <= free <= theirs.steps
 
 
 def test_warm_start_helps_the_original_trie_and_not_prompt_lookup(make_trie):

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from lookahead.bench.compare import Comparison, compare
+from lookahead.bench.compare import Comparison
 from lookahead.bench.lossless import SHOWN, lossless
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.step import StepBatch
 from lookahead.forward.kv_cache import SlotCache
-from lookahead.forward.slots import PackedSlots, Scores
 from lookahead.forward.target import TargetModel
 from lookahead.models.load import random_model
 from lookahead.models.probe import probed
 from tests.architectures import tiny_config
+from tests.support.bench import compared_on
 from tests.support.cli import write_jsonl
 from tests.support.cpu import needs_halves
 from tests.support.depth import deep
@@ -64,8 +63,8 @@ def answers_of_half(half):
 @pytest.mark.parametrize("batch_size", [3, *deep([1])])
 def test_all_contenders_say_the_same_at_every_batch_size(tiny_model, batch_size):
     prompts, done = prompts_of(14), []
-    found = compare(
-        probed(tiny_model("llama")), prompts, [], OPTIONS, max_new_tokens=12, batch_size=batch_size, progress=done.append
+    found = compared_on(
+        probed(tiny_model("llama")), prompts, OPTIONS, max_new_tokens=12, batch_size=batch_size, progress=done.append
     )
     names = ["plain", "hierarchical 8", *PEERS]
     assert [run.name for run in found.runs] == names if batch_size == 1 else names[:-1]
@@ -79,20 +78,9 @@ def test_all_contenders_say_the_same_at_every_batch_size(tiny_model, batch_size)
     assert done[-1] == 14
 
 
-@pytest.mark.deep
-def test_slots_share_forwards_and_are_filled_again_within_a_turn(tiny_model):
-    target, prompts = probed(tiny_model("llama")), prompts_of(16)
-    alone, together = (
-        compare(target, prompts, [], OPTIONS, 8, peers=False, check_lossless=False, batch_size=size).runs[0] for size in (1, 2)
-    )
-    assert alone.steps == together.steps
-    assert alone.forwards == alone.steps + 16  # a prefill each
-    assert together.forwards == pytest.approx(alone.forwards / 2, rel=0.2)
-
-
 def test_generate_in_a_batch_keeps_each_row_within_the_models_positions(tiny_model):
     prompts = [ids * 3 for ids in prompts_of(12)]  # up to 30 tokens of 32
-    found = compare(probed(tiny_model("gpt2_short")), prompts, [], OPTIONS, max_new_tokens=20, batch_size=4)
+    found = compared_on(probed(tiny_model("gpt2_short")), prompts, OPTIONS, max_new_tokens=20, batch_size=4)
     assert found.runs[0].outputs == found.runs[2].outputs
     assert {len(output) for output in found.runs[0].outputs} >= {2, 20}
 
@@ -138,24 +126,6 @@ def test_divergences_of_a_healthy_bfloat16_model_are_near_ties(half, answers_of_
         assert each.expected == plain[each.row - 1][each.place]
         assert plain[each.row - 1][: each.place] == outputs[each.run][each.row - 1][: each.place]
         assert None not in dataclasses.astuple(each)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_scores_that_are_perturbed_make_outputs_different(tiny_model, half, monkeypatch, dtype):
-    target, prompts = half("llama") if dtype == "bfloat16" else probed(tiny_model("llama")), prompts_of(8)
-    plain = answers(target, prompts, OFF, 2)
-    right = PackedSlots.forward
-
-    def wrong(*arguments):
-        scores = right(*arguments)
-        scores.logits += torch.randn_like(scores.logits) * scores.logits.std()
-        return scores
-
-    torch.manual_seed(0)
-    monkeypatch.setattr(PackedSlots, "forward", wrong)
-    found = lossless(target, prompts, plain, {"wrong": answers(target, prompts, OPTIONS[0], 2)})
-    assert found.different == found.checked == 8
 
 
 def test_cache_that_keeps_rejected_drafts_is_told_from_rounding(half, monkeypatch):
@@ -279,41 +249,11 @@ def test_forced_replay_takes_tries_batch_sizes_and_dtypes(cli, pairs, shape, tmp
     assert "lossless" not in shown.out
 
 
-@pytest.mark.deep
-def test_weights_of_the_folder_are_not_read(cli, tmp_path):
-    (tmp_path / "config.json").write_bytes((MODEL / "config.json").read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"no weights at all")
-    text = [{"prompt": "Question: a\nAnswer:", "response": " He has 2 + 2 = 4 apples."}] * 3
-    rows = write_jsonl(tmp_path / "t.jsonl", text)
-    asked = ("bench", "--replay", rows, "--model", tmp_path, "--random-weights", "--strategy", "single", "--json")
-    assert cli(*asked, "--tokenizer", MODEL).json["rows"] == 3
-    cli.fails(1, *asked, saying=["t.jsonl:1", "--tokenizer"])
-
-
 def test_random_model_is_the_same_each_time_and_leaves_the_random_stream_alone(shape):
     state = torch.random.get_rng_state()
     one, two = (random_model(str(shape)).model.state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_scores_are_computed_and_waited_for_where_answers_are_given(tiny_model, monkeypatch):
-    asked = []  # nodes scored, each time that the best token behind one is looked for
-    best, accept = Scores.best, StepBatch.accept
-
-    def accepted(batch, scores, chosen=()):
-        accept(batch, scores, chosen)
-        asked.extend([max(batch.sizes)] * int((batch._block.best[: len(scores.logits)] >= 0).sum()))
-
-    monkeypatch.setattr(StepBatch, "accept", accepted)
-    monkeypatch.setattr(
-        Scores, "best", lambda scores, slot, node: asked.append(len(scores.of(slot))) or best(scores, slot, node)
-    )
-    found = forced(probed(tiny_model("llama")), batch_size=1)
-    run = found.runs[1]
-    assert len(asked) > sum(each.tokens for each in found.runs if each.strategy != "peer")  # for each token, and to warm up
-    assert max(asked) > 1  # drafted nodes are scored too
-    assert run.counts.draft_tokens > 0
 
 
 @pytest.mark.parametrize("architecture", ["gpt_neo", "gpt2"])
@@ -326,7 +266,7 @@ def test_answers_are_forced_on_models_of_other_modes(tiny_model, architecture, b
 def forced(target: TargetModel, batch_size: int) -> Comparison:
     prompts = prompts_of(6)
     logged = [[*prompt, *prompt, *prompt][:12] for prompt in prompts]
-    found = compare(target, prompts, [], OPTIONS, batch_size=batch_size, answers=logged)
+    found = compared_on(target, prompts, OPTIONS, batch_size=batch_size, answers=logged)
     assert all(run.outputs == logged for run in found.runs)
     assert found.lossless is None
     return found
@@ -337,8 +277,8 @@ def forced(target: TargetModel, batch_size: int) -> Comparison:
 def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(tiny_model, architecture):
     target, prompts = probed(tiny_model(architecture)), [ids * 2 for ids in prompts_of(8)]
     options = [dataclasses.replace(option, recycle=False) for option in OPTIONS]  # of given answers nothing is recycled
-    free = compare(target, prompts, [], options, max_new_tokens=24, check_lossless=False)
-    again = compare(target, prompts, [], options, answers=free.runs[0].outputs)
+    free = compared_on(target, prompts, options, max_new_tokens=24, lossless_rows=0)
+    again = compared_on(target, prompts, options, answers=free.runs[0].outputs)
     for run, forced_run in zip(free.runs, again.runs, strict=True):
         assert forced_run.outputs == run.outputs
         assert (forced_run.steps, forced_run.draft_tokens_wasted) == (run.steps, run.draft_tokens_wasted)
@@ -350,7 +290,7 @@ def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(tiny_mode
 def test_generate_is_forced_row_by_row_in_a_batch(half):
     target, prompts = half("llama"), prompts_of(7)
     logged = [[*prompt, 2, *prompt][: 3 + number] for number, prompt in enumerate(prompts)]  # of several lengths
-    found = compare(target, prompts, [], OPTIONS, batch_size=3, answers=logged)
+    found = compared_on(target, prompts, OPTIONS, batch_size=3, answers=logged)
     assert [run.name for run in found.runs] == ["plain", "hierarchical 8", "model.generate"]
     assert all(run.outputs == logged for run in found.runs)
 

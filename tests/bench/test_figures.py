@@ -1,6 +1,5 @@
 """Figures: kinds of file, what stands at their border, metrics' labels."""
 
-import itertools
 import warnings
 from pathlib import Path
 
@@ -37,27 +36,6 @@ def test_long_title_is_broken_and_nothing_is_cut_at_the_border(tmp_path):
     assert border_is_white(tmp_path / "b.png")
 
 
-def test_labels_stand_on_no_line(tmp_path, monkeypatch):
-    from matplotlib import pyplot
-    from matplotlib.transforms import Bbox
-
-    drawn = []
-    monkeypatch.setattr("lookahead.bench.plot.save_figure", lambda figure, path: drawn.append(figure))
-    draw_capacity(CURVE, "title", "")
-    draw_profile(read_profile("llama-15m-cpu-float32"), "")
-    for figure in drawn:
-        figure.canvas.draw()
-        for axis in figure.axes:
-            boxes = [text.get_window_extent() for text in axis.texts if text.get_text()]
-            boxes += [text.get_window_extent() for text in axis.get_legend().get_texts()]
-            for line in axis.get_lines():
-                ends = line.get_transform().transform(np.column_stack(line.get_data()))
-                for begin, end in itertools.pairwise(ends):
-                    for point in np.linspace(begin, end, 200):
-                        assert not any(Bbox.from_extents(*box.extents).contains(*point) for box in boxes)
-        pyplot.close(figure)
-
-
 def test_names_that_the_font_lacks_or_that_have_effects_are_drawn_without_a_warning(tmp_path):
     from matplotlib import pyplot
 
@@ -82,19 +60,3 @@ def test_unknown_ending_is_refused_before_the_work(cli, tmp_path):
         for name in ("figure.gif", "figure"):
             cli.fails(2, *command, "--plot", tmp_path / name, saying=[f"--plot {tmp_path / name}: ", ".png, .pdf, .svg"])
     assert not list(tmp_path.glob("figure*"))
-
-
-@pytest.mark.deep
-def test_sweeps_are_drawn_whole_and_say_branch_lengths(cli, tmp_path):
-    rows = [{"prompt_ids": [1, 2, n], "response_ids": [3, n, 1, 2, n, 3, n, 1, 2]} for n in range(4, 9)]
-    pairs, lengths = write_jsonl(tmp_path / "p.jsonl", rows), ("--decoding-length", "4,8", "--branch-length", "2,4")
-    for command, name in (
-        (("bench", "--replay", pairs, "--cost-profile", "llama-7b-h200"), "a.png"),
-        (("replay", pairs), "b.png"),
-    ):
-        swept = cli(*command, "--sweep", *lengths, "--plot", tmp_path / name)
-        assert swept.code == 0, swept.err
-        words = " ".join(swept.out.split())
-        assert "branch branch" in words
-        assert "length 2 length 4" in words
-        assert border_is_white(tmp_path / name)

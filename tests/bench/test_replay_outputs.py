@@ -225,20 +225,6 @@ def job(tmp_path_factory):
     return folder
 
 
-def test_echoed_prompts_and_joined_prompts_are_the_same_pairs(cli, job):
-    from lookahead.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(str(MODEL))
-    kept, apart = read_log(str(job / "echo.jsonl")), read_log(str(job / "plain.jsonl"))
-    assert (kept.lacks_prompts, apart.lacks_prompts) == (False, True)
-    pairs = pairs_of(kept, lambda: tokenizer)
-    assert pairs == pairs_of(apart, lambda: tokenizer, [str(job / "in.jsonl")], JobSettings(chat=True, system="Be brief."))
-    assert (len(pairs), kept.failed, kept.other_prompts, apart.other_prompts) == (4, 1, 0, 0)
-    assert pairs[2][0] == [5, 6, 7]
-    parquet = read_log(str(job / "echo.parquet"))
-    assert [prompt for prompt, _ in pairs_of(parquet, lambda: tokenizer)][::2] == [prompt for prompt, _ in pairs[:3]]
-
-
 def test_manifest_names_prompts_chat_and_tokenizer(cli, job):
     options = ("--strategy", "hierarchical", "--json")
     joined = cli("replay", job / "plain.jsonl", *options)

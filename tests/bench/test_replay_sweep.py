@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lookahead.bench.logged import Workload, replay_workloads
-from lookahead.bench.plot import Grid, grids, replay_sweep_figure
+from lookahead.bench.plot import Grid, grids
 from lookahead.draft.options import DraftOptions
 from tests.support.cli import write_jsonl
 
@@ -59,17 +59,6 @@ def test_grid_repeats_what_does_not_differ_and_keeps_workloads_starts_and_strate
     assert isinstance(grid.best, type(grid.at(4, 2)))
     one = Grid("a", "hierarchical", "cold", {(2, 4): grid.at(4, 2)})
     assert one.at(2, 64) is one.best
-
-
-def test_figure_shows_each_workload_with_all_of_its_values():
-    logged = [(row["prompt_ids"], row["response_ids"]) for row in ROWS]
-    options = [DraftOptions("hierarchical", n, b) for n, b in ((2, 2), (4, 2), (4, 4))]
-    replays = replay_workloads([Workload("some_$name$", logged, [])], [(None, option) for option in options])
-    figure = replay_sweep_figure(replays)
-    (part,) = figure.subfigs
-    assert part.get_suptitle() == "some_$name$: hierarchical, cold"
-    shown = {text.get_text() for text in part.axes[0].texts}
-    assert shown == {f"{result.edl:.2f}" for result in replays[0].results}
 
 
 def test_what_a_sweep_cannot_do_is_refused(cli, pairs, tmp_path):

@@ -109,14 +109,6 @@ def test_trie_of_one_workload_warms_that_one_only_and_means_are_over_all(cli, pa
     assert warm == ["single", "64", "warm", "-", f"{edl:.2f}", "-"]
 
 
-def test_path_that_holds_an_equals_sign_is_still_a_path(cli, pairs, others, trie):
-    odd = trie.rename(trie.parent / "pairs=p.trie")
-    for path in (odd, f"others={odd}"):
-        value = cli("bench", "--replay", pairs, "--replay", others, "--trie", path, "--strategy", "single", "--json").json
-        warm = [workload["name"] for workload in value["workloads"] if len(workload["strategies"]) == 2]
-        assert warm == (["pairs", "others"] if path is odd else ["others"])
-
-
 def test_workloads_whose_files_share_a_name_are_named_by_their_path(cli, pairs, trie):
     (pairs.parent / "b").mkdir()
     copy = pairs.parent / "b" / "pairs.jsonl"
@@ -146,16 +138,6 @@ def test_tables_of_one_and_of_many_workloads_fit_eighty_columns(cli, pairs, othe
     assert len([cell for line in cells[:-1] for cell in line]) == 9 + 1  # workloads and the mean, over more than one table
     assert len(cells) > 2
     assert [len(line.split()) for line in one.splitlines() if "original-trie" in line] == [8] * 4
-
-
-def test_best_value_of_each_column_is_bold(cli, pairs, others, trie, monkeypatch):
-    monkeypatch.setattr(render, "bold", lambda cell: f"<{cell}>")
-    asked = ("--replay", pairs, "--replay", others, "--trie", trie, "--strategy", "hierarchical", "--baselines")
-    lines = [line.split() for line in cli("bench", *asked).out.splitlines()]
-    rows = [line[-3:] for line in lines if len(line) == 6 and line[1] == "64"][:6]
-    for column in zip(*rows, strict=True):
-        values = [float(cell.strip("<>")) for cell in column]
-        assert [cell.startswith("<") for cell in column] == [value == max(values) for value in values]
 
 
 def test_name_of_a_column_is_broken_behind_its_parts_and_never_read_as_markup():
@@ -202,14 +184,6 @@ def test_weights_reach_the_drafter_of_a_warm_replay(cli, tmp_path):
     assert misled["steps"] > 1
     assert as_cold["steps"] == cold["steps"]
     cli.fails(2, *asked, "faq=2", saying=['"faq"', "known: right, wrong"])
-
-
-def test_replay_of_one_workload_says_whose_drafts_were_accepted(cli, pairs, trie):
-    asked = ("bench", "--replay", pairs, "--trie", trie, "--strategy", "hierarchical")
-    counts = cli(*asked, "--json").json["strategies"][0]["accepted_by_source"]
-    (line,) = (line for line in cli(*asked).out.splitlines() if line.startswith("accepted by source"))
-    best = max(counts, key=counts.get)
-    assert line.startswith(f"accepted by source (hierarchical 64 warm): {best} {counts[best] / sum(counts.values()):.0%}")
 
 
 def test_replay_never_loads_torch(pairs):

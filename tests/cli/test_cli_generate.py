@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +58,6 @@ def test_output_row_has_the_documented_fields(cli, trie, tmp_path):
     assert row["edl"] == pytest.approx((row["completion_tokens"] - 1) / row["steps"], abs=1e-3)
 
 
-@pytest.fixture(scope="session")
-def other_trie(tmp_path_factory):
-    """Of the first twenty rows of the corpus."""
-    from lookahead_cli.app import run
-
-    folder = tmp_path_factory.mktemp("other")
-    lines = (samples_folder() / "corpus.jsonl").read_text("utf-8").splitlines(keepends=True)
-    (folder / "few.jsonl").write_text("".join(lines[:20]), encoding="utf-8")
-    job = ["build-trie", str(folder / "few.jsonl"), "-o", str(folder / "few.trie"), "--tokenizer", str(MODEL), "--json"]
-    assert run(job) == 0
-    return folder / "few.trie"
-
-
 def steps_in(text: str) -> list[str]:
     """What is shown of each step."""
     return text.split("\nstep ")[1:]
@@ -118,41 +104,15 @@ def test_explain_refuses_what_drafts_nothing(cli, tmp_path):
     assert not (tmp_path / "o.jsonl").exists()
 
 
-def test_weight_of_a_trie_moves_credit_to_it(cli, trie, other_trie, tmp_path):
-    def credits(*weights):
-        options = [part for weight in weights for part in ("--trie-weight", weight)]
-        rows = [{"prompt": p} for p in PROMPTS]
-        _, rows = generate(cli, rows, tmp_path, "--trie", trie, "--trie", other_trie, *FIXED, *options, "--token-ids")
-        texts.append([row["token_ids"] for row in rows])
-        return dict(sum((Counter(row["accepted_by_source"]) for row in rows), Counter()))
-
-    texts = []
-    plain, few = credits(), credits("few=1000", "answers=0.001")
-    assert few["trie:few"] > plain["trie:few"]
-    assert few["trie:answers"] < plain["trie:answers"]
-    assert texts[0] == texts[1]
-
-
-def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(cli, trie, other_trie, tmp_path):
+def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused(cli, trie, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie-weight")
-    cli.fails(2, *job, "faq=2", "--trie", trie, "--trie", other_trie, saying=['"faq"', "known: answers, few"])
+    cli.fails(2, *job, "faq=2", "--trie", trie, saying=['"faq"', "known: answers"])
     cli.fails(2, *job, "answers=2", saying=["--trie-weight", "known: none"])
     for bad in ("answers=0", "answers=-1", "answers=inf", "answers=much", "answers", "=2"):
         cli.fails(2, *job, bad, "--trie", trie, saying=[f"--trie-weight {bad}:", "NAME=W", "above 0"])
     cli.fails(2, *job, "answers=2", "--trie-weight", "answers=3", "--trie", trie, saying=["answers is given twice"])
     assert not (tmp_path / "o.jsonl").exists()
-
-
-def test_session_tokens_bound_what_is_remembered_of_earlier_answers(cli, tmp_path):
-    rows = [{"prompt": p} for p in (PROMPTS[0], PROMPTS[0])]
-
-    def of_session(*options):
-        _, out = generate(cli, rows, tmp_path, "--max-new-tokens", 40, "--batch-size", 1, *FIXED, *options)
-        return sum(row["accepted_by_source"].get("session", 0) for row in out)
-
-    assert of_session("--session-tokens", 0) == 0
-    assert 0 < of_session("--session-tokens", 12) < of_session()
 
 
 def test_every_row_form_gives_the_same_answer(cli, tmp_path):
@@ -293,48 +253,6 @@ def test_full_disk_is_named_with_the_rows_written(cli, tmp_path):
 
 
 # ---- batches and sampling
-def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli, tmp_path):
-    rows = [{"id": f"q{n}", "prompt": p} for n, p in enumerate(PROMPTS)]
-    wish = ("--temperature", 0.9, "--top-p", 0.95, "--seed", 7, "--max-new-tokens", 24)
-
-    def texts(rows, *options):
-        code, out = generate(cli, rows, tmp_path, *wish, *options)
-        assert code == 0
-        return {row["id"]: row["text"] for row in out}
-
-    expected = texts(rows, "--batch-size", 1, "--strategy", "off")
-    assert texts(rows, "--batch-size", 4) == expected
-    assert texts(rows[::-1], "--batch-size", 3, "--prefill-chunk", 9) == expected
-    assert texts(rows, "--seed", 8) != expected
-
-
-def test_samples_of_one_prompt_differ_and_stand_in_one_row(cli, tmp_path):
-    rows = [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1], "params": {"n": 1, "temperature": 0}}]
-    code, (several, one) = generate(cli, rows, tmp_path, "-n", 3, "--temperature", 1.5, "--max-new-tokens", 16)
-    assert code == 0
-    assert len({sample["text"] for sample in several["samples"]}) == 3
-    assert several["text"] == several["samples"][0]["text"]
-    assert several["completion_tokens"] > 16
-    assert "samples" not in one
-    _, (_, greedy) = generate(cli, [{"prompt": p} for p in PROMPTS[:2]], tmp_path, "--max-new-tokens", 16)
-    assert one["text"] == greedy["text"]
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_stop_text_ends_an_answer_where_generate_ends_it(cli, tmp_path, batch_size):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
-    rows = [{"prompt": p} for p in PROMPTS[:4]]
-    options = ("--stop", ". ", "--stop", "=", "--max-new-tokens", 60, "--batch-size", batch_size)
-    _, out = generate(cli, rows, tmp_path, *options)
-    assert {row["finish_reason"] for row in out} == {"stop"}
-    for prompt, row in zip(PROMPTS, out, strict=False):
-        text = tokenizer(prompt, return_tensors="pt")
-        with torch.inference_mode():
-            said = model.generate(**text, do_sample=False, max_new_tokens=60, stop_strings=[". ", "="], tokenizer=tokenizer)
-        assert row["text"] == tokenizer.decode(said[0, text["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def test_rows_come_in_the_order_of_their_prompts_or_as_they_end(cli, tmp_path):
@@ -365,3 +283,18 @@ def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(cli, 
     bad = write_jsonl(tmp_path / "bad.jsonl", [{"id": 1}])
     cli.fails(1, *job, "-o", second, "--trie", bad, "--overwrite", saying=["bad.jsonl:1", "text"])
     cli.fails(1, *job, "-o", second, "--trie", tmp_path / "no.jsonl", "--overwrite", saying=["no.jsonl", "cannot be read"])
+
+
+def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli, tmp_path):
+    rows = [{"id": f"q{n}", "prompt": p} for n, p in enumerate(PROMPTS)]
+    wish = ("--temperature", 0.9, "--top-p", 0.95, "--seed", 7, "--max-new-tokens", 24)
+
+    def texts(rows, *options):
+        code, out = generate(cli, rows, tmp_path, *wish, *options)
+        assert code == 0
+        return {row["id"]: row["text"] for row in out}
+
+    expected = texts(rows, "--batch-size", 1, "--strategy", "off")
+    assert texts(rows, "--batch-size", 4) == expected
+    assert texts(rows[::-1], "--batch-size", 3, "--prefill-chunk", 9) == expected
+    assert texts(rows, "--seed", 8) != expected

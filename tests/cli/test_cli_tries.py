@@ -1,13 +1,11 @@
 """build-trie, inspect-trie, prune-trie and merge-tries, as typed."""
 
-import errno
 import itertools
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -177,12 +175,6 @@ def test_query_that_the_corpus_never_saw_says_so(cli, ids_trie, tokenizer_folder
     cli.fails(2, "inspect-trie", trie, "--decoding-length", 8, saying=["--decoding-length", "--query TEXT"])
 
 
-def test_coverage_of_the_corpus_itself_is_nearly_the_branch_length(cli, ids_trie, tmp_path):
-    value = cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl", "--json").json["coverage"]
-    assert value["edl"] > 2
-    assert "EDL" in cli("inspect-trie", ids_trie, "--coverage", tmp_path / "ids.jsonl").out
-
-
 def test_damaged_trie_is_refused_with_what_and_what_to_do(cli, trie, tmp_path):
     whole = trie.read_bytes()
     bad = tmp_path / "bad.trie"
@@ -238,30 +230,6 @@ def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_th
     ]
 
 
-def test_append_of_another_tokenizer_or_to_what_is_no_trie_changes_nothing(cli, ids_trie, tmp_path):
-    before = ids_trie.read_bytes()
-    job = ("build-trie", tmp_path / "ids.jsonl", "--append")
-    cli.fails(1, *job, ids_trie, "--vocab-size", 11, saying=["ids.trie", "vocab 10", "differs"])
-    assert ids_trie.read_bytes() == before
-    cli.fails(1, *job, tmp_path / "no.trie", "--vocab-size", 10, saying=["no.trie", "cannot be read"])
-    cli.fails(1, *job, tmp_path / "ids.jsonl", "--vocab-size", 10, saying=["not a trie file"])
-    assert cli(*job, ids_trie).code == 0
-
-
-def test_same_corpus_gives_the_same_bytes_whatever_the_memory_and_the_workers(cli, tmp_path, monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    monkeypatch.setattr("lookahead.trie.segment.GROUP_DOCUMENTS", 50)
-    corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [i % 7, i % 5, 3, i % 11, *range(i % 13)]} for i in range(3000)])
-    made = []
-    for number, (memory, workers) in enumerate([("2GiB", 1), ("2GiB", 3), ("64MiB", 1), ("1MiB", 2)]):
-        if memory == "1MiB":  # as if no more than some documents were left to be held
-            monkeypatch.setattr("lookahead.trie.segment.BuildResources.arrays", property(lambda self: 2000))
-        out = tmp_path / f"{number}.trie"
-        assert cli("build-trie", corpus, "-o", out, "--vocab-size", 20, "--max-memory", memory, "--workers", workers).code == 0
-        made.append(out.read_bytes())
-    assert len(set(made)) == 1
-
-
 def test_plot_draws_edl_by_size_and_json_holds_it(cli, tmp_path):
     rows = [{"ids": [i % 4, 5, 6, 7, i % 3, 8, 9, i % 5]} for i in range(80)]
     corpus, out = write_jsonl(tmp_path / "c.jsonl", rows), tmp_path / "c.trie"
@@ -298,15 +266,6 @@ for line in (
     assert done.returncode == 0, done.stderr
 
 
-def test_memory_that_is_not_there_is_one_error_line(cli, corpus, tmp_path, monkeypatch):
-    def without(*_, **__):
-        raise MemoryError("Unable to allocate 678 GiB")
-
-    monkeypatch.setattr("lookahead.trie.build.write_segment", without)
-    job = ("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9)
-    cli.fails(1, *job, saying=["not enough memory (Unable to allocate 678 GiB)"])
-
-
 def test_config_file_holds_options_and_a_flag_wins(cli, corpus, tokenizer_folder, tmp_path):
     config = tmp_path / "job.yaml"
     config.write_text(f"tokenizer: {tokenizer_folder}\nsource: from-file\nmin-count: 1\n")
@@ -329,29 +288,20 @@ def test_pipe_or_device_is_never_replaced_by_a_file(cli, corpus, tokenizer_folde
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_memory_that_is_not_there_is_one_error_line(cli, corpus, tmp_path, monkeypatch):
+    def without(*_, **__):
+        raise MemoryError("Unable to allocate 678 GiB")
+
+    monkeypatch.setattr("lookahead.trie.build.write_segment", without)
+    job = ("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9)
+    cli.fails(1, *job, saying=["not enough memory (Unable to allocate 678 GiB)"])
+
+
 def test_reader_that_leaves_early_is_no_error(ids_trie):
     with Program(COMMAND, "inspect-trie", ids_trie) as child:
         child.stdout.close()
         assert child.stderr.read() in ("", "Reading the trie ...\n")  # the latter where that takes long
         assert child.wait() == 0
-
-
-def test_disk_that_fails_where_nothing_expects_it_is_one_line(cli, tmp_path, monkeypatch):
-    """The size that is shown at the end, of a file that is written already."""
-    corpus = write_jsonl(tmp_path / "ids.jsonl", [{"ids": [1, 2, 3]}])
-    real = Path.stat
-
-    def stat(self, **options):
-        found = real(self, **options)
-        if self.name == "out.trie":
-            raise OSError(errno.EIO, "Input/output error", str(self))
-        return found
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Path, "stat", stat)
-    cli.fails(
-        1, "build-trie", corpus, "-o", "out.trie", "--vocab-size", 10, "--json", saying=["out.trie", "Input/output error"]
-    )
 
 
 # ---- documents

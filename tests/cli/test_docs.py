@@ -31,14 +31,6 @@ def test_a_page_documents_the_command(command):
     assert any(f"lookahead {command}" in page.read_text("utf-8") for page in PAGES)
 
 
-def test_version_and_bare_command(cli):
-    import lookahead
-
-    assert cli("--version").out == f"lookahead {lookahead.__version__}\n"
-    for command in COMMANDS:
-        assert command in cli().out
-
-
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [

@@ -80,14 +80,6 @@ def test_other_commands_log_too(cli, tmp_path, monkeypatch):
     assert any(text.startswith("sorting") for text in texts)
 
 
-def test_log_file_may_be_in_a_config(cli, tmp_path):
-    corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [1, 2, 3, 4]}])
-    config = tmp_path / "build.yaml"
-    config.write_text(f"log-file: {tmp_path}/a.log\n")
-    assert cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9, "--config", config).code == 0
-    assert lines_of(tmp_path / "a.log")
-
-
 def test_log_file_never_damages_another_file(cli, tmp_path):
     corpus = write_jsonl(tmp_path / "c.jsonl", [{"ids": [1, 2, 3, 4]}])
     before, command = corpus.read_bytes(), ("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 9)

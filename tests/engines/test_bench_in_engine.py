@@ -15,10 +15,10 @@ import pytest
 from lookahead.bench import contenders as engine_contenders
 from lookahead.bench import in_engine
 from lookahead.bench.compare import Comparison
-from lookahead.bench.contenders import EngineBench, contenders
+from lookahead.bench.contenders import Contenders, ModelBench, contenders
 from lookahead.bench.in_engine import About, InProcess
 from lookahead.bench.lossless import lossless
-from lookahead.bench.run import Run, Turn
+from lookahead.bench.run import Run, Sample
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.sglang_engine import SglangSettings
 from lookahead.engines.vllm_common import EXTENSION
@@ -67,7 +67,7 @@ def test_contenders_are_plain_vllms_own_and_ours_at_each_length(monkeypatch):
     monkeypatch.setattr(engine_contenders, "NEEDS", {"suffix": "no_such_package"})
     assert [each.name for each in contenders("vllm")] == ["plain", "ngram", "auto", "single 9"]
     monkeypatch.setattr(engine_contenders, "NEEDS", {})
-    found = contenders("vllm", "auto,single", "5,17", price=0.1, session_tokens=7)
+    found = contenders("vllm", Contenders("auto,single", "5,17", price=0.1, session_tokens=7))
     assert [each.name for each in found] == ["plain", "ngram", "suffix", "auto 5", "auto 17", "single 5", "single 17"]
     assert [each.draft_tokens for each in found] == [0, 16, 16, 4, 16, 4, 16]
     assert [each.own and each.own["method"] for each in found[:4]] == [None, "ngram", "suffix", None]
@@ -76,18 +76,18 @@ def test_contenders_are_plain_vllms_own_and_ours_at_each_length(monkeypatch):
         assert (each.options.strategy, each.options.adaptive) == ("single", each.name.startswith("auto"))
         assert (each.options.decoding_length, each.options.branch_length) == (each.draft_tokens + 1, each.draft_tokens)
         assert (each.options.price, each.options.session_tokens) == (0.1, 7)
-    assert [each.draft_tokens for each in contenders("vllm", "single", "17", "6", peers=False)] == [0, 6]
-    assert [each.name for each in contenders("vllm", "auto,single", "auto", peers=False)] == ["plain", "auto"]
+    assert [each.draft_tokens for each in contenders("vllm", Contenders("single", "17", "6"), peers=False)] == [0, 6]
+    assert [each.name for each in contenders("vllm", Contenders("auto,single", "auto"), peers=False)] == ["plain", "auto"]
     with pytest.raises(UsageError, match="--strategy off"):
-        contenders("vllm", "off")
+        contenders("vllm", Contenders("off"))
 
 
 def test_each_contender_starts_vllm_with_its_drafts_and_its_share_of_the_memory():
-    compared = contenders("vllm", "auto", "9")
-    bench = EngineBench("vllm", ModelOptions("org/model"), compared, engine_args={"max_model_len": 512})
+    compared = contenders("vllm", Contenders("auto", "9"))
+    bench = ModelBench(ModelOptions("org/model", engine="vllm", engine_arg=["max_model_len=512"]), contenders=compared)
     arguments = {}
     for contender in compared:
-        settings = bench.settings(contender, ["a.trie"], [1.0], 4)
+        settings = in_engine.settings_of(bench, contender, ["a.trie"], [1.0], 4)
         arguments[contender.name] = settings.arguments(on_cpu=True)
     assert "speculative_config" not in arguments["plain"]
     assert arguments["ngram"]["speculative_config"]["num_speculative_tokens"] == 8
@@ -97,7 +97,7 @@ def test_each_contender_starts_vllm_with_its_drafts_and_its_share_of_the_memory(
     assert arguments["auto"]["additional_config"]["lookahead"]["tries"] == [os.path.abspath("a.trie")]
     assert all(each["max_model_len"] == 512 and each["max_num_seqs"] == 4 for each in arguments.values())
     assert all(each["worker_extension_cls"] == EXTENSION for name, each in arguments.items() if name != "plain")
-    assert bench.settings(compared[0], (), (), 4).share == len(compared)
+    assert in_engine.settings_of(bench, compared[0], (), (), 4).share == len(compared)
 
 
 def test_contenders_in_sglang_are_plain_its_ngram_and_our_trees():
@@ -105,7 +105,7 @@ def test_contenders_in_sglang_are_plain_its_ngram_and_our_trees():
     assert [(each.name, each.draft_tokens) for each in found] == [("plain", 0), ("ngram", 15), ("hierarchical 16", 15)]
     options = found[2].options
     assert (options.strategy, options.adaptive, options.decoding_length) == ("hierarchical", False, 16)
-    found = contenders("sglang", decoding_length="8,auto,32", peers=False)
+    found = contenders("sglang", Contenders(decoding_length="8,auto,32"), peers=False)
     assert [(each.name, each.draft_tokens) for each in found[1:]] == [
         ("hierarchical 8", 7),
         ("hierarchical 16", 15),
@@ -115,10 +115,10 @@ def test_contenders_in_sglang_are_plain_its_ngram_and_our_trees():
 
 def test_each_contender_starts_sglang_with_a_share_of_what_others_have_left():
     compared = contenders("sglang")
-    bench = EngineBench("sglang", ModelOptions("org/model"), compared, engine_args={"device": "cpu"})
+    bench = ModelBench(ModelOptions("org/model", engine="sglang", engine_arg=["device=cpu"]), contenders=compared)
     arguments = {}
     for running, contender in enumerate(compared):
-        settings = bench.settings(contender, ["a.trie"], [1.0], 4, running)
+        settings = in_engine.settings_of(bench, contender, ["a.trie"], [1.0], 4, running)
         arguments[contender.name] = settings.arguments()
     assert "speculative_algorithm" not in arguments["plain"]
     assert [each.get("speculative_algorithm") for each in arguments.values()] == [None, "NGRAM", "LOOKAHEAD"]
@@ -128,8 +128,8 @@ def test_each_contender_starts_sglang_with_a_share_of_what_others_have_left():
     for each in arguments.values():
         free -= free * each["mem_fraction_static"]
     assert free == pytest.approx(0.15, abs=2e-3)
-    limited = EngineBench("sglang", ModelOptions("org/model"), compared, engine_args={"max_total_tokens": 512})
-    settings = limited.settings(compared[0], (), (), 4)
+    limited = ModelBench(ModelOptions("org/model", engine="sglang", engine_arg=["max_total_tokens=512"]), contenders=compared)
+    settings = in_engine.settings_of(limited, compared[0], (), (), 4)
     assert "mem_fraction_static" not in settings.arguments()
 
 
@@ -141,7 +141,7 @@ def comparison(ours: list[int] = ANSWER, engine: str = "vllm", **fields: Any) ->
 
     def run(name: str, options: DraftOptions | None, answer: list[int], seconds: float, steps: int) -> Run:
         found = Run(name, options, lambda rows: iter(()), lambda: None)
-        found.add(0, Turn([answer], seconds, forwards=steps, steps=steps, accepted_tokens=4 - steps))
+        found.add(0, Sample([answer], seconds, forwards=steps, steps=steps, accepted_tokens=4 - steps))
         return found
 
     drafting = DraftOptions("single", adaptive=True)
@@ -175,7 +175,7 @@ def test_outputs_that_nobody_judges_are_identical_or_different():
 
 
 def test_outputs_that_differ_are_judged_by_the_stock_model_unless_the_engine_has_quantized_it():
-    bench, other = EngineBench("vllm", ModelOptions(str(MODEL)), contenders("vllm", "auto")), [*ANSWER[:4], 6]
+    bench, other = ModelBench(ModelOptions(str(MODEL), engine="vllm")), [*ANSWER[:4], 6]
     prompts = [[7, 8]]
     same = in_engine._judged(bench, comparison(), prompts)
     assert (same.identical, same.divergences) == (1, [])
@@ -208,8 +208,8 @@ def test_one_of_the_engines_own_ways_that_does_not_start_is_left_out():
     notices, started, broken = list[str](), list[tuple[str, int]](), "ngram"
     events = in_engine.BenchEvents()
     events.notice = notices.append
-    compared = [each for each in contenders("vllm", "auto") if each.name != "suffix"]
-    bench = EngineBench("vllm", ModelOptions("org/model"), compared)
+    compared = [each for each in contenders("vllm", Contenders("auto")) if each.name != "suffix"]
+    bench = ModelBench(ModelOptions("org/model", engine="vllm"), contenders=compared)
     with in_engine._running(bench, start, events) as engines:
         assert list(engines) == ["plain", "auto"]
     assert started == [("plain", 0), ("ngram", 1), ("auto", 1)]
@@ -229,12 +229,12 @@ class Scripted:
     def __init__(self, engine: Any):
         self.engine = engine
 
-    def answer(self, prompts: list[list[int]], max_new_tokens: int) -> Turn:
+    def answer(self, prompts: list[list[int]], max_new_tokens: int) -> Sample:
         if not prompts:
             raise ValueError("no prompts\nat all")
         if prompts == [[0]]:
             os._exit(1)
-        return Turn(prompts, 1.0, forwards=max_new_tokens)
+        return Sample(prompts, 1.0, forwards=max_new_tokens)
 
     def close(self) -> None:
         Path(self.engine).write_text("closed", "utf-8")

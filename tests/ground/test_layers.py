@@ -18,7 +18,7 @@ OF_BACKENDS = {"cpu": ("backends.cpu", "quantize", "job.compile_groups"), "cuda"
 MOST_LINES, MOST_PARAMETERS = 80, 12  # of a function
 # Functions with more parameters: kernels, whose arrays have no common type; what vLLM calls; a bench of many settings
 OWED_PARAMETERS = {
-    *("vllm_speculator.propose", "compare.compare", "device_products._product", "triton_attention._add_text"),
+    *("vllm_speculator.propose", "device_products._product", "triton_attention._add_text"),
     *("triton_attention._text", "triton_attention._path"),
     *("attention_kernel._weights", "attention_kernel._segments", "attention_kernel._outputs"),
 }
