@@ -121,7 +121,9 @@ def tokens(draw: random.Random, count: int) -> list[int]:
 
 
 def stop_texts(draw: random.Random, count: int) -> list[str]:
-    return [tokenizer().decode([token]) for token in tokens(draw, count)]
+    """Letters, but none of "<eos>": `generate` searches for stop texts in the names of special tokens too."""
+    letters = (tokenizer().decode([token]) for token in range(3, VOCAB_SIZE))
+    return draw.sample([letter for letter in letters if letter not in "<eos>"], count)
 
 
 def case(number: int) -> Case:
