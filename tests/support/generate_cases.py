@@ -121,7 +121,9 @@ def tokens(draw: random.Random, count: int) -> list[int]:
 
 
 def stop_texts(draw: random.Random, count: int) -> list[str]:
-    return [tokenizer().decode([token]) for token in tokens(draw, count)]
+    """Letters, of no special token and of no part of a character: `generate` searches for stop texts in names of tokens."""
+    letters = (tokenizer().decode([token]) for token in range(3, VOCAB_SIZE))
+    return draw.sample([letter for letter in letters if letter not in "<eos>\ufffd"], count)
 
 
 def case(number: int) -> Case:
