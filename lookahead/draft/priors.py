@@ -1,6 +1,6 @@
 """Initial weights of the mixture, trained offline. In: a small data file. Out: arrays that a drafter goes on learning in.
 
-`samples/train_priors.py` trains the file on text of any kind; without it the formula serves.
+`samples/train_priors.py` trains the priors on text of any kind; without it the formula serves.
 """
 
 from __future__ import annotations
