@@ -18,7 +18,6 @@ from lookahead.draft.tree import chain, side_by_side
 from lookahead.errors import UsageError
 from lookahead.forward import kv_cache
 from lookahead.forward import slots as slots_module
-from lookahead.forward.kv_cache import SlotLayer
 from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantized, restored
 from lookahead.forward.slots import PackedSlots, slots_of
 from lookahead.forward.target import TargetModel
@@ -124,9 +123,8 @@ def test_demo_model_answers_the_same_with_drafts_and_in_batches(kv_dtype, dtype,
 
 def held_of(slots: PackedSlots, slot: int, length: int) -> list[torch.Tensor]:
     """Bytes of a slot's first tokens, in all layers."""
-    layers = [layer for layer in slots.cache.layers if isinstance(layer, SlotLayer)]
-    assert layers
-    return [held[slot, :, :length].clone() for layer in layers for held in (layer.keys, layer.values) if held is not None]
+    assert slots.cache.layers
+    return [held[slot, :, :length].clone() for layer in slots.cache.layers for held in (layer.keys, layer.values)]
 
 
 @torch.inference_mode()

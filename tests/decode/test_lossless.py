@@ -273,12 +273,12 @@ def test_buffers_grow_and_lose_nothing():
     cache = SequenceCache()
     new = torch.arange(2 * 12 * 3, dtype=torch.float32).reshape(1, 2, 12, 3)
     for start, end, room in ((0, 3, 4), (3, 5, 5), (5, 12, 12)):
-        if start:
-            cache.reserve(room)
+        cache.make_room(room)
         for layer in range(2):
             keys, values = cache.update(new[:, :, start:end] + layer, -new[:, :, start:end, : 3 - layer], layer)
             assert torch.equal(keys, new[:, :, :end] + layer)
             assert torch.equal(values, -new[:, :, :end, : 3 - layer])
+        cache.keep(range(end - start))
     assert cache.get_seq_length() == 12
 
 
@@ -317,10 +317,11 @@ def test_slots_keep_what_they_hold_when_there_is_more_room():
 def test_only_accepted_places_stay_and_they_close_up(nodes):
     cache = SequenceCache()
     new = torch.arange(9, dtype=torch.float32).reshape(1, 1, 9, 1)
+    cache.make_room(9)
     cache.update(new[:, :, :3], -new[:, :, :3], 0)
-    cache.reserve(9)
+    cache.keep(range(3))
     cache.update(new[:, :, 3:8], -new[:, :, 3:8], 0)
-    cache.keep(3, nodes)
+    cache.keep(nodes)
     keys, values = cache.update(new[:, :, 8:], -new[:, :, 8:], 0)
     kept = [0, 1, 2, *(3 + node for node in nodes), 8]
     assert keys.flatten().tolist() == kept

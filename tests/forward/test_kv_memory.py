@@ -80,15 +80,15 @@ def test_buffers_grow_where_old_and_new_ones_do_not_fit_side_by_side(target, dev
 
 
 def test_buffers_stay_where_they_are_from_the_first_forward_on(target, monkeypatch):
-    places, forward = set(), PackedSlots._logits
+    places, forward = set(), slots_module.logits_of
 
-    def watched(slots, *given):
-        scores = forward(slots, *given)
-        places.update((index, layer.keys.data_ptr(), layer.values.data_ptr()) for index, layer in enumerate(slots.cache.layers))
+    def watched(target, cache, *given):
+        scores = forward(target, cache, *given)
+        places.update((index, layer.keys.data_ptr(), layer.values.data_ptr()) for index, layer in enumerate(cache.layers))
         return scores
 
     made = _reservations(monkeypatch)
-    monkeypatch.setattr(PackedSlots, "_logits", watched)
+    monkeypatch.setattr(slots_module, "logits_of", watched)
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 3)
     requests = [engine.request([*range(3, 20 + row)], 25) for row in range(9)]
     assert len(list(engine.run(requests))) == 9

@@ -23,10 +23,10 @@ import torch
 from lookahead.draft.best_kernel import NONE
 from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import TreeBatch
-from lookahead.forward.backends import without_cudnn
-from lookahead.forward.batch import MOST_TOKENS, Pack, arranged, block_of, pack_of
+from lookahead.forward.batch import MOST_TOKENS, arranged, block_of, pack_of
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.scores import Scores
+from lookahead.forward.slots import logits_of
 from lookahead.forward.target import TargetModel
 
 log = logging.getLogger(__name__)
@@ -169,23 +169,7 @@ class CapturedSteps:
 
     def _run(self, block: torch.Tensor, tokens: int, kinds: int) -> Outputs:
         """The forward of the step that `block` describes, by the model itself."""
-        packed = pack_of(block, tokens, kinds, tokens)
-        self.cache.pack = packed
-        logits = self._logits(packed)
+        logits = logits_of(self.target, self.cache, pack_of(block, tokens, kinds, tokens))
         few = logits.topk(min(BEST, logits.shape[1]))
         bits = few.values.float().contiguous().view(torch.int32)
         return logits, torch.cat([logits.argmax(-1, keepdim=True).int(), few.indices.int(), bits], 1)
-
-    def _logits(self, packed: Pack) -> torch.Tensor:
-        target = self.target
-        if target.program is not None:
-            return target.program.run(packed, None, self.cache)
-        with without_cudnn(), target.packed_attention.over(packed) as mask:
-            logits: torch.Tensor = target.model(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-            ).logits[0]
-        return logits
