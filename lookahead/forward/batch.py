@@ -19,7 +19,7 @@ from lookahead.budget.attention import runs_of
 from lookahead.budget.profile import Work
 from lookahead.budget.shapes import bucket, evened
 from lookahead.draft.tree import TreeBatch
-from lookahead.forward.batch_kernel import NO_LIMIT, opened, pad_index, place
+from lookahead.forward.batch_kernel import NO_LIMIT, opened, pad_index
 from lookahead.forward.tree_meta import FIELDS, arrange
 
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
@@ -156,7 +156,7 @@ def pack(
     sizes, held, total = trees.sizes.tolist(), np.array(pasts), len(trees.token_ids)
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
-    fed = _fed(trees, held, filled, spare)
+    fed, _ = _laid_out(trees, held, filled, spare, np.full((2, 1), NO_LIMIT))
     runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(trees.sizes, held, call)
     masks = _masks((runs, trees.parents, fed[1], trees.sizes, held), plan, dtype, device, bucketed)
     groups, start = [], 0
@@ -178,9 +178,7 @@ def arranged(
     total = len(trees.token_ids)
     small = spare is not None and total <= MOST_TOKENS
     filled = bucket(total) if small else evened(total) if even or spare is not None else total
-    fed, meta = np.empty((4, filled), np.int64), np.zeros((len(plan.limits[0]), filled, FIELDS), np.int32)
-    arrange(trees.token_ids, trees.parents, trees.sizes, np.array(pasts), *plan.limits, spare or 0, fed, meta)
-    return fed, meta
+    return _laid_out(trees, pasts, filled, spare, plan.limits)
 
 
 def _for_op(
@@ -206,13 +204,13 @@ def pack_of(block: torch.Tensor, tokens: int, kinds: int, kept: int) -> Pack:
     return Pack(block[:numbers].view(torch.int64).view(4, tokens), kept, meta=meta)
 
 
-def _fed(trees: TreeBatch, pasts: np.ndarray, filled: int, spare: int | None) -> np.ndarray:
-    """int64 [4, filled]: ids, positions, slots, cache positions."""
-    fed, total = np.zeros((4, filled), np.int64), len(trees.token_ids)
-    fed[0, :total] = trees.token_ids
-    fed[2, total:] = spare or 0
-    place(trees.parents, trees.sizes, pasts, fed)
-    return fed
+def _laid_out(
+    trees: TreeBatch, pasts: Sequence[int] | np.ndarray, filled: int, spare: int | None, limits: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """See `arranged`. limits: as `MaskPlan.limits`."""
+    fed, meta = np.empty((4, filled), np.int64), np.zeros((len(limits[0]), filled, FIELDS), np.int32)
+    arrange(trees.token_ids, trees.parents, trees.sizes, np.asarray(pasts), *limits, spare or 0, fed, meta)
+    return fed, meta
 
 
 def _packed(

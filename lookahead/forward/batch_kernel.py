@@ -13,22 +13,6 @@ ALIGNED = 16  # a group's masks begin at a multiple of that many numbers, as ker
 
 
 @kernel
-def place(parents, sizes, pasts, fed):
-    """Fill positions, slots and cache positions of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the
-    other.
-    """
-    token = 0
-    for slot in range(len(sizes)):
-        start = token
-        for node in range(sizes[slot]):
-            parent = parents[token]
-            fed[1, token] = fed[1, start + parent] + 1 if parent >= 0 else pasts[slot]
-            fed[2, token] = slot
-            fed[3, token] = pasts[slot] + node
-            token += 1
-
-
-@kernel
 def pad_index(sizes, width, tokens):
     """(int64 [slots * width]: token of each query; int64 [tokens]: query of each token). Padding has any token, any query."""
     spread = np.zeros(len(sizes) * width, np.int64)

@@ -131,21 +131,3 @@ def multiply(typing_context, kind, token, stride, count, weights, inner, sums, g
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 7), codegen
-
-
-@intrinsic
-def add_to(typing_context, target, addends, count):
-    """Add float32 numbers to float32 numbers, in place."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        target, addends, count = values
-        with code.loop(count, LANES) as at:
-            mask, none = code.below(builder.sub(count, at)), code.constant(0.0)
-            here = code.at(target, at, 4)
-            total = builder.fadd(code.masked(here, mask, none), code.masked(code.at(addends, at, 4), mask, none))
-            where = code.pointer(here, VECTOR)
-            code.call("llvm.masked.store.v16f32.p0", ir.VoidType(), total, where, ir.Constant(INT, 4), mask)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen

@@ -12,20 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.backends.cpu.panel_code import PANEL, add_to, multiply
-from lookahead.backends.cpu.quantized_code import (
-    GROUP4,
-    GROUP8,
-    SCALES,
-    TOKEN_GROUP,
-    clear,
-    multiply_groups,
-    scale_by,
-)
+from lookahead.backends.cpu.panel_code import PANEL, multiply
+from lookahead.backends.cpu.quantized_code import GROUP4, GROUP8, SCALES, TOKEN_GROUP, multiply_groups
 from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, LIKE_BFLOAT16
-from lookahead.native.kernels import address_of, carray, inlined, int64_at, part
+from lookahead.native.kernels import address_of, carray, float32_at, inlined, int64_at, part
 from lookahead.native.threads import c_function, call_with
-from lookahead.native.vector_code import LANES
 from lookahead.native.vectors import narrow, take_ticket, widen
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
@@ -114,13 +105,17 @@ def _groups(address, like, size, scaled):
         weights, first = task[WEIGHTS] + number * (scaled + groups * size), np.int64(0)
         while first < task[COUNT]:
             count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
-            clear(sums, count * (PANEL // LANES))
+            totals, scales = carray(float32_at(sums), (count, PANEL)), carray(float32_at(weights), (PANEL,))
+            for index in range(count):
+                for column in range(PANEL):
+                    totals[index, column] = np.float32(0)
             while at < groups:
                 some, token = min(GROUPS, groups - at), task[TOKEN] + first * stride + at * TOKEN_GROUP
                 multiply_groups(like, token, stride, count, weights + scaled + at * size, some, sums)
                 at += some
             for index in range(count if scaled > 0 else 0):
-                scale_by(sums + index * PANEL * 4, weights)
+                for column in range(PANEL):
+                    totals[index, column] *= scales[column]
             _give(task, number, first, count, sums)
             first += count
 
@@ -133,7 +128,9 @@ def _give(task, number, first, count, sums):
     for index in range(count):
         row = sums + index * PANEL * 4
         if task[BIAS] != 0:
-            add_to(row, task[BIAS] + begin * 4, columns)
+            totals, bias = carray(float32_at(row), (columns,)), carray(float32_at(task[BIAS] + begin * 4), (columns,))
+            for column in range(columns):
+                totals[column] += bias[column]
         store(row, columns, task[OUTPUT] + (first + index) * task[OUTPUT_STRIDE] + begin * size, task[AS])
 
 

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, VECTORS, constant, tiles
+from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, constant, tiles
 from lookahead.forward.processor import multiplies_bytes
 from lookahead.native.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code
 
@@ -178,33 +178,6 @@ def multiply_groups(typing_context, kind, token, stride, count, weights, groups,
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 6), codegen
-
-
-@intrinsic
-def scale_by(typing_context, target, scales):
-    """Multiply 64 float32 numbers by others, in place."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        for vector in range(VECTORS):
-            here, there = (builder.add(value, constant(4 * LANES * vector)) for value in values)
-            code.store(builder.fmul(code.load(here), code.load(there)), here)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def clear(typing_context, target, count):
-    """Set `count` times 16 float32 numbers to zero."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        with code.loop(values[1]) as at:
-            code.store(code.constant(0.0), code.at(values[0], at, 4 * LANES))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -6,27 +6,12 @@ of 63 other rows. Each number is rounded once, to float32.
 
 from __future__ import annotations
 
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
+import numpy as np
 
 from lookahead.backends.cpu.panel_code import PANEL
 from lookahead.backends.cpu.panel_kernel import INT8, panel_bytes
 from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, SCALES
-from lookahead.native.kernels import carray, float32_at, int64_at, kernel, part, uint8_at
-from lookahead.native.vector_code import FLOAT, INT, SHORT, Code
-
-
-@intrinsic
-def bfloat16(typing_context, address):
-    """The bfloat16 at this address, as float32."""
-
-    def codegen(context, builder, signature, values):
-        code = Code(builder)
-        bits = builder.zext(code.load(values[0], SHORT), INT)
-        return builder.bitcast(builder.shl(bits, ir.Constant(INT, 16)), FLOAT)
-
-    return types.float32(types.int64), codegen
+from lookahead.native.kernels import carray, float32_at, int64_at, kernel, part, uint8_at, uint16_at
 
 
 @part
@@ -43,7 +28,8 @@ def look_up(kind, weights, groups, row, count, target):
         for group in range(groups):
             line = begin + group * GROUP4
             numbers, behind = carray(uint8_at(line), (GROUP4,)), GROUP * PANEL // 2
-            scale, zero = bfloat16(line + behind + 2 * lane), int(numbers[behind + 2 * PANEL + lane])
+            scale = np.uint32(np.int64(carray(uint16_at(line + behind), (PANEL,))[lane]) << 16).view(np.float32)
+            zero = int(numbers[behind + 2 * PANEL + lane])
             for i in range(min(GROUP, count - group * GROUP)):
                 both = int(numbers[(i // 8 * PANEL + lane) * 4 + i % 4])
                 z[group * GROUP + i] = ((both >> 4 if i % 8 >= 4 else both & 15) - zero) * scale

@@ -71,7 +71,7 @@ class Builder:
         return self.alive[-1]
 
     def strided(self, view: View) -> torch.Tensor:
-        """A meta tensor of the sizes and strides of a view, so that torch computes those of slices, permutations and the like."""
+        """A meta tensor with the sizes and strides of a view: by it torch computes those of slices, permutations and so on."""
         dims = [*view.dims[: view.axis], (self.tokens, FAR), *view.dims[view.axis :]]
         return MEMORY.as_strided([size for size, _ in dims], [stride for _, stride in dims], view.start)
 
