@@ -19,70 +19,44 @@ def scaled(kind, factor, original=None, **others):
 
 LONG = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LIMITS = {  # kind of model, config, tokens
-    "as it is": ("llama", {"max_position_embeddings": 4096}, 4096),
-    "default": ("llama", {"max_position_embeddings": 4096, "rope_parameters": scaled("default", 4.0)}, 4096),
-    "-1": ("xlnet", {}, NO_LIMIT),
-    "-1 of a class that has it": ("llama", {"max_position_embeddings": -1}, NO_LIMIT),
-    "-1, scaled": ("llama", {"max_position_embeddings": -1, "rope_parameters": scaled("linear", 4.0)}, NO_LIMIT),
-    "none": ("bloom", {}, NO_LIMIT),
-    "linear": ("llama", {"max_position_embeddings": 4096, "rope_parameters": scaled("linear", 4.0)}, 16384),
-    "by its old name": ("llama", {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
-    "linear, raised": ("llama", {"max_position_embeddings": 16384, "rope_parameters": scaled("linear", 4.0, 4096)}, 16384),
-    "dynamic": ("llama", {"max_position_embeddings": 4096, "rope_parameters": scaled("dynamic", 2.0)}, 8192),
-    "no factor": ("llama", {"max_position_embeddings": 4096, "rope_parameters": scaled("dynamic", None)}, 4096),
-    "yarn": ("qwen2", {"max_position_embeddings": 32768, "rope_parameters": scaled("yarn", 4.0, 32768)}, 131072),
-    "yarn alone": ("qwen2", {"max_position_embeddings": 32768, "rope_parameters": scaled("yarn", 4.0)}, 131072),
-    "yarn, raised": ("qwen2", {"max_position_embeddings": 131072, "rope_parameters": scaled("yarn", 4.0, 32768)}, 131072),
-    "yarn, raised by less": (
-        "qwen3",
-        {"max_position_embeddings": 40960, "rope_parameters": scaled("yarn", 4.0, 32768)},
-        131072,
-    ),
-    "yarn of layers": ("olmo3", {"max_position_embeddings": 65536, "rope_parameters": scaled("yarn", 8.0, 8192)}, 65536),
-    "llama3": ("llama", {"max_position_embeddings": 131072, "rope_parameters": scaled("llama3", 8.0, 8192, **LLAMA3)}, 131072),
-    "llama3, less": (
-        "llama",
-        {"max_position_embeddings": 131072, "rope_parameters": scaled("llama3", 32.0, 8192, **LLAMA3)},
-        131072,
-    ),
-    "llama3, not raised": (
-        "llama",
-        {"max_position_embeddings": 8192, "rope_parameters": scaled("llama3", 8.0, 8192, **LLAMA3)},
-        65536,
-    ),
-    "longrope": (
-        "phi3",
-        {
-            "max_position_embeddings": 131072,
-            "original_max_position_embeddings": 4096,
-            "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **LONG},
-        },
-        131072,
-    ),
-    "longrope by factor": (
-        "phi3",
-        {"max_position_embeddings": 4096, "rope_parameters": scaled("longrope", 8.0, 4096, **LONG)},
-        32768,
-    ),
-    "some layers": (
-        "gemma3_text",
-        {
-            "max_position_embeddings": 131072,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": scaled("linear", 8.0),
-            },
-        },
-        131072,
-    ),
+LAYERS = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": scaled("linear", 8.0)}
+LIMITS = {  # kind of model, max_position_embeddings, rope_parameters, tokens
+    "as it is": ("llama", 4096, None, 4096),
+    "default": ("llama", 4096, scaled("default", 4.0), 4096),
+    "-1": ("xlnet", None, None, NO_LIMIT),
+    "-1 of a class that has it": ("llama", -1, None, NO_LIMIT),
+    "-1, scaled": ("llama", -1, scaled("linear", 4.0), NO_LIMIT),
+    "none": ("bloom", None, None, NO_LIMIT),
+    "linear": ("llama", 4096, scaled("linear", 4.0), 16384),
+    "linear, raised": ("llama", 16384, scaled("linear", 4.0, 4096), 16384),
+    "dynamic": ("llama", 4096, scaled("dynamic", 2.0), 8192),
+    "no factor": ("llama", 4096, scaled("dynamic", None), 4096),
+    "yarn": ("qwen2", 32768, scaled("yarn", 4.0, 32768), 131072),
+    "yarn alone": ("qwen2", 32768, scaled("yarn", 4.0), 131072),
+    "yarn, raised": ("qwen2", 131072, scaled("yarn", 4.0, 32768), 131072),
+    "yarn, raised by less": ("qwen3", 40960, scaled("yarn", 4.0, 32768), 131072),
+    "yarn of layers": ("olmo3", 65536, scaled("yarn", 8.0, 8192), 65536),
+    "llama3": ("llama", 131072, scaled("llama3", 8.0, 8192, **LLAMA3), 131072),
+    "llama3, less": ("llama", 131072, scaled("llama3", 32.0, 8192, **LLAMA3), 131072),
+    "llama3, not raised": ("llama", 8192, scaled("llama3", 8.0, 8192, **LLAMA3), 65536),
+    "longrope by factor": ("phi3", 4096, scaled("longrope", 8.0, 4096, **LONG), 32768),
+    "some layers": ("gemma3_text", 131072, LAYERS, 131072),
 }
 
 
 @pytest.mark.parametrize("case", LIMITS)
 def test_scaled_positions_reach_as_far_as_the_model_takes(case):
-    kind, fields, tokens = LIMITS[case]
-    assert longest_text(AutoConfig.for_model(kind, **fields)) == tokens
+    kind, positions, rope, tokens = LIMITS[case]
+    fields = {"max_position_embeddings": positions, "rope_parameters": rope}
+    assert longest_text(AutoConfig.for_model(kind, **{name: each for name, each in fields.items() if each})) == tokens
+
+
+def test_positions_scaled_by_other_fields():
+    old = {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert longest_text(AutoConfig.for_model("llama", **old)) == 16384
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, **LONG}
+    raised = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_parameters": rope}
+    assert longest_text(AutoConfig.for_model("phi3", **raised)) == 131072
 
 
 def test_text_beyond_dynamic_positions_is_decoded_as_generate_does_and_leaves_short_text_alone():
