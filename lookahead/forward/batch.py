@@ -151,9 +151,13 @@ def pack(
     even: a step that is not of these shapes is filled up, at the end, see `evened`. call: see `runs_of`.
     by_op: attention is computed by lookahead::tree_attention, which takes any trees in one call: only tokens are padded then.
     """
-    if by_op:
-        return _for_op(trees, pasts, plan, device, spare, even)
     sizes, held, total = trees.sizes.tolist(), np.array(pasts), len(trees.token_ids)
+    if by_op:
+        fed, meta = arranged(trees, pasts, plan, spare, even)
+        kept = total if spare is None else fed.shape[1]
+        if device.type != "cpu":
+            return pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta), kept)
+        return _packed(torch.from_numpy(fed), kept, [], sizes, pasts, torch.from_numpy(meta))
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
     fed, _ = _laid_out(trees, held, filled, spare, np.full((2, 1), NO_LIMIT))
@@ -179,17 +183,6 @@ def arranged(
     small = spare is not None and total <= MOST_TOKENS
     filled = bucket(total) if small else evened(total) if even or spare is not None else total
     return _laid_out(trees, pasts, filled, spare, plan.limits)
-
-
-def _for_op(
-    trees: TreeBatch, pasts: Sequence[int], plan: MaskPlan, device: torch.device, spare: int | None, even: bool
-) -> Pack:
-    """See `pack`."""
-    fed, meta = arranged(trees, pasts, plan, spare, even)
-    kept = len(trees.token_ids) if spare is None else fed.shape[1]
-    if device.type == "cpu":
-        return _packed(torch.from_numpy(fed), kept, [], trees.sizes.tolist(), pasts, torch.from_numpy(meta))
-    return pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta), kept)
 
 
 def block_of(fed: np.ndarray, meta: np.ndarray) -> np.ndarray:

@@ -1,6 +1,4 @@
-"""How a step is packed: the kernels. In: tokens that slots bring and hold. Out: positions, calls of attention, masks. See
-batch.py.
-"""
+"""How a step is packed: the kernels. In: tokens that slots bring and hold. Out: calls of attention, masks. See batch.py."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class BufferState:
 class ReplayState:
     """Chains over a state that can only go forward."""
 
-    def __init__(self, target: TargetModel, capacity: int):
+    def __init__(self, target: TargetModel):
         self.target = target
         self._state: Any = None  # the model makes it
         self._past = 0  # tokens that it has prefilled
@@ -122,14 +122,6 @@ class ReplayState:
         else:
             self._pending = kept
         self._trial = None
-
-
-SequenceState = BufferState | ReplayState
-
-
-def sequence_state(target: TargetModel, capacity: int) -> SequenceState:
-    """State of one sequence of about `capacity` tokens in a model of any mode but "packed" and "plain"."""
-    return ReplayState(target, capacity) if target.mode == "replay" else BufferState(target, capacity)
 
 
 @without_cudnn()

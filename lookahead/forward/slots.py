@@ -20,7 +20,7 @@ from lookahead.forward.batch import KEYS, Pack, pack, upload
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
 from lookahead.forward.scores import Scores
-from lookahead.forward.sequence import SequenceState, sequence_state
+from lookahead.forward.sequence import BufferState, ReplayState
 from lookahead.forward.target import TargetModel
 
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
@@ -202,11 +202,12 @@ class SeparateSlots:
     def __init__(self, target: TargetModel):
         self.target = target
         self.open = 0
-        self._states: list[SequenceState] = []
+        self._states: list[BufferState | ReplayState] = []
         self._trees = side_by_side([], [])
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
-        self._states.append(sequence_state(self.target, min(len(text) + room, self.target.longest_text)))
+        capacity, replays = min(len(text) + room, self.target.longest_text), self.target.mode == "replay"
+        self._states.append(ReplayState(self.target) if replays else BufferState(self.target, capacity))
         self.open += 1
         return self.open - 1
 

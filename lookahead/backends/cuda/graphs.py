@@ -147,7 +147,9 @@ class CapturedSteps:
         is_new = tokens not in self._steps
         if is_new:
             try:
-                self._steps[tokens] = self._captured(block, tokens, len(meta))
+                there = torch.from_numpy(block).to(self.target.device, copy=True)
+                (logits, outputs), replay = self.capture(lambda: self._run(there, tokens, len(meta)))
+                self._steps[tokens] = _Step(there, logits, outputs, replay)
             except Exception as error:  # each library fails in its own way
                 log.warning("%s: steps are not captured as graphs: %s", self.target.name, str(error).split("\n")[0])
                 self._failed = True
@@ -161,11 +163,6 @@ class CapturedSteps:
         self._last = CapturedScores(step.logits[: len(trees.token_ids)], trees.sizes.tolist(), step.left)
         self._last.is_first = is_new
         return self._last
-
-    def _captured(self, block: np.ndarray, tokens: int, kinds: int) -> _Step:
-        there = torch.from_numpy(block).to(self.target.device, copy=True)
-        (logits, outputs), replay = self.capture(lambda: self._run(there, tokens, kinds))
-        return _Step(there, logits, outputs, replay)
 
     def _run(self, block: torch.Tensor, tokens: int, kinds: int) -> Outputs:
         """The forward of the step that `block` describes, by the model itself."""
