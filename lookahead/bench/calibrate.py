@@ -230,8 +230,8 @@ class _Texts:
             ready = now()
             scores.best(0, 1)
             asked = now()
-            both = [slot for slot in range(rows) for _ in range(2)]
-            slots.cache.move(both, [context + 2, context + 5] * rows, [context + 1, context + 2] * rows)
+            moved = (context + 2, context + 1), (context + 5, context + 2)
+            slots.cache.move([(slot, source, target) for slot in range(rows) for source, target in moved])
             if self.target.device.type == "cuda":
                 torch.cuda.synchronize(self.target.device)
             asking.append(asked - ready)

@@ -1,4 +1,4 @@
-"""Initial weights of the mixture, trained offline. In: a small data file. Out: arrays that a drafter goes on learning in.
+"""Initial weights of the mixture, trained offline. In: a small data file. Out: arrays that drafters continue to learn in.
 
 `samples/train_priors.py` trains the priors on text of any kind; without it the formula serves.
 """

@@ -19,7 +19,7 @@ from lookahead.budget.attention import runs_of
 from lookahead.budget.profile import Work
 from lookahead.budget.shapes import bucket, evened
 from lookahead.draft.tree import TreeBatch
-from lookahead.forward.batch_kernel import NO_LIMIT, opened, pad_index, place
+from lookahead.forward.batch_kernel import NO_LIMIT, opened, pad_index
 from lookahead.forward.tree_meta import FIELDS, arrange
 
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
@@ -151,12 +151,16 @@ def pack(
     even: a step that is not of these shapes is filled up, at the end, see `evened`. call: see `runs_of`.
     by_op: attention is computed by lookahead::tree_attention, which takes any trees in one call: only tokens are padded then.
     """
-    if by_op:
-        return _for_op(trees, pasts, plan, device, spare, even)
     sizes, held, total = trees.sizes.tolist(), np.array(pasts), len(trees.token_ids)
+    if by_op:
+        fed, meta = arranged(trees, pasts, plan, spare, even)
+        kept = total if spare is None else fed.shape[1]
+        if device.type != "cpu":
+            return pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta), kept)
+        return _packed(torch.from_numpy(fed), kept, [], sizes, pasts, torch.from_numpy(meta))
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
-    fed = _fed(trees, held, filled, spare)
+    fed, _ = _laid_out(trees, held, filled, spare, np.full((2, 1), NO_LIMIT))
     runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(trees.sizes, held, call)
     masks = _masks((runs, trees.parents, fed[1], trees.sizes, held), plan, dtype, device, bucketed)
     groups, start = [], 0
@@ -178,20 +182,7 @@ def arranged(
     total = len(trees.token_ids)
     small = spare is not None and total <= MOST_TOKENS
     filled = bucket(total) if small else evened(total) if even or spare is not None else total
-    fed, meta = np.empty((4, filled), np.int64), np.zeros((len(plan.limits[0]), filled, FIELDS), np.int32)
-    arrange(trees.token_ids, trees.parents, trees.sizes, np.array(pasts), *plan.limits, spare or 0, fed, meta)
-    return fed, meta
-
-
-def _for_op(
-    trees: TreeBatch, pasts: Sequence[int], plan: MaskPlan, device: torch.device, spare: int | None, even: bool
-) -> Pack:
-    """See `pack`."""
-    fed, meta = arranged(trees, pasts, plan, spare, even)
-    kept = len(trees.token_ids) if spare is None else fed.shape[1]
-    if device.type == "cpu":
-        return _packed(torch.from_numpy(fed), kept, [], trees.sizes.tolist(), pasts, torch.from_numpy(meta))
-    return pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta), kept)
+    return _laid_out(trees, pasts, filled, spare, plan.limits)
 
 
 def block_of(fed: np.ndarray, meta: np.ndarray) -> np.ndarray:
@@ -206,13 +197,13 @@ def pack_of(block: torch.Tensor, tokens: int, kinds: int, kept: int) -> Pack:
     return Pack(block[:numbers].view(torch.int64).view(4, tokens), kept, meta=meta)
 
 
-def _fed(trees: TreeBatch, pasts: np.ndarray, filled: int, spare: int | None) -> np.ndarray:
-    """int64 [4, filled]: ids, positions, slots, cache positions."""
-    fed, total = np.zeros((4, filled), np.int64), len(trees.token_ids)
-    fed[0, :total] = trees.token_ids
-    fed[2, total:] = spare or 0
-    place(trees.parents, trees.sizes, pasts, fed)
-    return fed
+def _laid_out(
+    trees: TreeBatch, pasts: Sequence[int] | np.ndarray, filled: int, spare: int | None, limits: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """See `arranged`. limits: as `MaskPlan.limits`."""
+    fed, meta = np.empty((4, filled), np.int64), np.zeros((len(limits[0]), filled, FIELDS), np.int32)
+    arrange(trees.token_ids, trees.parents, trees.sizes, np.asarray(pasts), *limits, spare or 0, fed, meta)
+    return fed, meta
 
 
 def _packed(

@@ -1,6 +1,4 @@
-"""How a step is packed: the kernels. In: tokens that slots bring and hold. Out: positions, calls of attention, masks. See
-batch.py.
-"""
+"""How a step is packed: the kernels. In: tokens that slots bring and hold. Out: calls of attention, masks. See batch.py."""
 
 from __future__ import annotations
 
@@ -10,22 +8,6 @@ from lookahead.native.kernels import kernel
 
 NO_LIMIT = 1 << 60
 ALIGNED = 16  # a group's masks begin at a multiple of that many numbers, as kernels on GPUs want
-
-
-@kernel
-def place(parents, sizes, pasts, fed):
-    """Fill positions, slots and cache positions of `fed`, int64 [4, tokens]. parents: within each tree, trees one after the
-    other.
-    """
-    token = 0
-    for slot in range(len(sizes)):
-        start = token
-        for node in range(sizes[slot]):
-            parent = parents[token]
-            fed[1, token] = fed[1, start + parent] + 1 if parent >= 0 else pasts[slot]
-            fed[2, token] = slot
-            fed[3, token] = pasts[slot] + node
-            token += 1
 
 
 @kernel

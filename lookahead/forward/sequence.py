@@ -30,19 +30,16 @@ class BufferState:
         self.target = target
         self.cache = SequenceCache()
         self._capacity = capacity
-        self.past = 0  # tokens whose keys and values are kept
 
     @property
     def is_empty(self) -> bool:
         """Nothing is prefilled yet."""
-        return self.past == 0
+        return self.cache.past == 0
 
     def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
         """Prefill a chain; returns the scores of the token after it, [1, vocab]. every: of those after each node."""
-        if self.past:
-            self.cache.reserve(self.past + len(tree))
+        self.cache.make_room(max(self._capacity, self.cache.past + len(tree) + 1))
         logits = self._chain(tree, None if every or "logits_to_keep" not in self.target.arguments else LAST_ONLY)
-        self.cache.reserve(max(self._capacity, self.past + len(tree) + 1))
         return logits if every else logits[-1:]
 
     @without_cudnn()
@@ -51,13 +48,13 @@ class BufferState:
 
         In chain mode `tree` must be a chain.
         """
-        target = self.target
-        self.cache.reserve(self.past + len(tree))
+        target, past = self.target, self.cache.past
+        self.cache.make_room(past + len(tree))
         if target.mode == "chain":
             return self._chain(tree)
-        packed = pack(side_by_side([tree], ["all"]), [self.past], target.mask_plan, target.dtype, target.device)
+        packed = pack(side_by_side([tree], ["all"]), [past], target.mask_plan, target.dtype, target.device)
         masks = {
-            kind: torch.zeros(1, 1, len(tree), self.past + len(tree), dtype=target.dtype, device=target.device)
+            kind: torch.zeros(1, 1, len(tree), past + len(tree), dtype=target.dtype, device=target.device)
             if mask is None
             else mask
             for kind, mask in packed.groups[0].masks.items()
@@ -76,18 +73,17 @@ class BufferState:
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Keep the keys and values of these nodes of the last tree (a path from its root); drop the others."""
-        self.cache.keep(self.past, nodes)
-        self.past += len(nodes)
+        self.cache.keep(nodes)
 
     def _chain(self, tree: DraftTree, extra: dict[str, Any] | None = None) -> torch.Tensor:
         assert tree.is_chain()
-        return _feed(self.target, tree.token_ids, self.past, self.cache, extra)[0]
+        return _feed(self.target, tree.token_ids, self.cache.past, self.cache, extra)[0]
 
 
 class ReplayState:
     """Chains over a state that can only go forward."""
 
-    def __init__(self, target: TargetModel, capacity: int):
+    def __init__(self, target: TargetModel):
         self.target = target
         self._state: Any = None  # the model makes it
         self._past = 0  # tokens that it has prefilled
@@ -126,14 +122,6 @@ class ReplayState:
         else:
             self._pending = kept
         self._trial = None
-
-
-SequenceState = BufferState | ReplayState
-
-
-def sequence_state(target: TargetModel, capacity: int) -> SequenceState:
-    """State of one sequence of about `capacity` tokens in a model of any mode but "packed" and "plain"."""
-    return ReplayState(target, capacity) if target.mode == "replay" else BufferState(target, capacity)
 
 
 @without_cudnn()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from lookahead.forward.batch import KEYS, Pack, pack, upload
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
 from lookahead.forward.scores import Scores
-from lookahead.forward.sequence import SequenceState, sequence_state
+from lookahead.forward.sequence import BufferState, ReplayState
 from lookahead.forward.target import TargetModel
 
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
@@ -63,6 +63,25 @@ def slots_of(target: TargetModel) -> Slots:
     if target.slots_factory:
         return target.slots_factory(target)
     return PackedSlots(target) if target.mode == "packed" else SeparateSlots(target)
+
+
+def logits_of(target: TargetModel, cache: SlotCache, packed: Pack, kept: Sequence[int] | None = None) -> torch.Tensor:
+    """[wanted nodes, vocab] of a packed forward. kept: which of the pack's tokens are wanted; None: all."""
+    cache.pack = packed
+    index = None if kept is None else upload(np.array(kept, np.int64), target.device)
+    if target.program is not None and packed.meta is not None:
+        return target.program.run(packed, index, cache)
+    chosen = {"logits_to_keep": index} if index is not None and "logits_to_keep" in target.arguments else {}
+    with target.packed_attention.over(packed) as mask:
+        logits: torch.Tensor = target.model(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            **chosen,
+        ).logits[0]
+    return logits if index is None or chosen else logits[index]
 
 
 class PackedSlots:
@@ -120,18 +139,17 @@ class PackedSlots:
         sizes, wanted = trees.sizes.tolist(), trees.wanted.tolist()
         self._make_room(max(map(sum, zip(pasts, sizes, strict=True))))
         if self.captured and self.captured.serves(trees) and (scores := self.captured.forward(trees, pasts)):
-            self._forwarded(trees)
+            self._trees = trees
             return scores
         spare = self.cache.slots - 1 if target.bucketed else None
         even = target.device.type == "cpu" and target.program is None and sizes != wanted
         settings = target.mask_plan, target.dtype, target.device, spare, even, self.call, target.attends_by_op
         packed = pack(trees, pasts, *settings)
-        self._forwarded(trees)
-        return Scores(self._logits(packed, None if sizes == wanted else _wanted_tokens(sizes, wanted)), wanted)
-
-    def _forwarded(self, trees: TreeBatch) -> None:
-        """These went through the model."""
-        self._trees = trees
+        self._trees, kept = trees, None
+        if sizes != wanted:  # the last tokens of each slot
+            ends = itertools.accumulate(sizes)
+            kept = [token for end, want in zip(ends, wanted, strict=True) for token in range(end - want, end)]
+        return Scores(logits_of(target, self.cache, packed, kept), wanted)
 
     def _make_room(self, needed: int) -> None:
         """Give all open slots `needed` positions, and if memory allows as many as the longest text may need.
@@ -155,45 +173,16 @@ class PackedSlots:
                 return
         raise MemoryError(f"{size:,} bytes of keys and values for {self.open} rows do not fit into {free:,} that are free")
 
-    def _logits(self, packed: Pack, kept: list[int] | None) -> torch.Tensor:
-        """[wanted nodes, vocab]. kept: which of the pack's tokens are wanted; None: all."""
-        target, attention = self.target, self.target.packed_attention
-        self.cache.pack = packed
-        if target.program is not None and packed.meta is not None:
-            chosen_tokens = None if kept is None else upload(np.array(kept, np.int64), target.device)
-            return target.program.run(packed, chosen_tokens, self.cache)
-        chosen: dict[str, Any] = {}
-        if kept is not None:
-            index = upload(np.array(kept, np.int64), target.device)
-            if "logits_to_keep" in target.arguments:
-                chosen = {"logits_to_keep": index}
-        with attention.over(packed) as mask:
-            logits = target.model(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-                **chosen,
-            ).logits[0]
-        return logits[index] if kept is not None and not chosen else logits
-
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        slots, sources, targets, begin = [], [], [], 0
-        token_ids = self._trees.token_ids.tolist()
+        moves: list[tuple[int, int, int]] = []
+        begin, token_ids = 0, self._trees.token_ids.tolist()
         for slot, (size, kept) in enumerate(zip(self._trees.sizes.tolist(), nodes, strict=True)):
             held = self._held[slot]
-            if size and len(kept) and kept[-1] != len(kept) - 1:
-                for index, node in enumerate(kept):
-                    if index != node:
-                        slots.append(slot)
-                        sources.append(len(held) + node)
-                        targets.append(len(held) + index)
-                held += [token_ids[begin + node] for node in kept]
-            else:
-                held += token_ids[begin : begin + len(kept)]
+            if len(kept) and kept[-1] != len(kept) - 1:
+                moves += [(slot, len(held) + node, len(held) + index) for index, node in enumerate(kept) if index != node]
+            held += [token_ids[begin + node] for node in kept]
             begin += size
-        self.cache.move(slots, sources, targets)
+        self.cache.move(moves)
 
     def close(self, slot: int) -> None:
         self.open -= 1
@@ -213,11 +202,12 @@ class SeparateSlots:
     def __init__(self, target: TargetModel):
         self.target = target
         self.open = 0
-        self._states: list[SequenceState] = []
+        self._states: list[BufferState | ReplayState] = []
         self._trees = side_by_side([], [])
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
-        self._states.append(sequence_state(self.target, min(len(text) + room, self.target.longest_text)))
+        capacity, replays = min(len(text) + room, self.target.longest_text), self.target.mode == "replay"
+        self._states.append(ReplayState(self.target) if replays else BufferState(self.target, capacity))
         self.open += 1
         return self.open - 1
 
@@ -257,13 +247,3 @@ def _common(a: Sequence[int] | np.ndarray, b: np.ndarray) -> int:
         return 0
     differ = np.asarray(a[:most]) != b[:most]
     return int(differ.argmax()) if differ.any() else most
-
-
-def _wanted_tokens(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Tokens of the pack whose scores are wanted: the last ones of each slot."""
-    kept: list[int] = []
-    end = 0
-    for size, want in zip(sizes, wanted, strict=True):
-        end += size
-        kept.extend(range(end - want, end))
-    return kept

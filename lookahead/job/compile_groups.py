@@ -58,7 +58,6 @@ def _forward() -> None:
     c_function(program_kernel.prepare)
     c_function(program_kernel.run)
     one, root = np.zeros(1, np.int64), np.full(1, -1, np.int32)
-    batch_kernel.place(root, one + 1, one, np.zeros((4, 1), np.int64))
     batch_kernel.move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
     fed, meta = np.zeros((4, 1), np.int64), np.zeros((1, 1, tree_meta.FIELDS), np.int32)
     tree_meta.arrange(root, root, one + 1, one, one + 1, one + 1, 0, fed, meta)

@@ -120,7 +120,7 @@ class SimulatedSlots(PackedSlots):
                 seconds *= CHANGED
             self._before = tokens
             self._clock.pass_by(seconds, profile.setting.threads > 0)
-        self._forwarded(trees)
+        self._trees = trees
         return NoScores(trees.wanted.tolist())
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
@@ -140,9 +140,9 @@ class NothingHeld(SlotCache):
         super().__init__()
         self._profile, self._clock = target.profile, target.now
 
-    def move(self, slots: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        if slots:
-            self._clock.simulated += self._profile.per_move + len(set(slots)) * self._profile.per_moved_row
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        if moves:
+            self._clock.simulated += self._profile.per_move + len({slot for slot, *_ in moves}) * self._profile.per_moved_row
 
 
 class NoScores(Scores):

@@ -15,11 +15,11 @@ from lookahead.backends.cuda.backend import program_of as device_program_of
 from lookahead.backends.cuda.device_builder import Matrix
 from lookahead.backends.cuda.device_program import DeviceProgram
 from lookahead.backends.lowering.plan import Product
-from lookahead.draft.tree import DraftTree, chain, side_by_side
+from lookahead.draft.tree import chain, side_by_side
 from lookahead.forward.slots import PackedSlots
-from lookahead.models import probe
 from lookahead.models.exact import batch_invariance_violation
 from lookahead.models.probe import probed
+from tests.backends.test_program import assert_by_modules
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
@@ -30,45 +30,26 @@ DTYPES = (torch.float32, torch.float16)  # the interpreter knows no bfloat16
 
 
 def of(tiny_model, name: str, dtype: torch.dtype):
-    """(the model by its modules, by our kernels)"""
     target = probed(copy.deepcopy(tiny_model(name)).to(dtype), name)
     assert target.attends_by_op
-    return target, dataclasses.replace(target, program=device_program_of(target))
-
-
-@torch.inference_mode()
-def scores_of(target, texts: list[np.ndarray], trees: list[DraftTree]) -> torch.Tensor:
-    """Scores behind texts, and of trees behind these."""
-    slots = PackedSlots(target)
-    for text in texts:
-        slots.begin(slots.add([*text.tolist(), 0], 16))
-    first = slots.forward(side_by_side([chain(text) for text in texts], ["last", "none"])).logits.float()
-    slots.keep([range(len(text)) for text in texts])
-    return torch.cat([first, slots.forward(side_by_side(trees, ["all"] * len(trees))).logits.float()])
+    return dataclasses.replace(target, program=device_program_of(target))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_says_what_the_modules_say(tiny_model, name, dtype):
-    by_modules, by_kernels = of(tiny_model, name, dtype)
-    random = np.random.default_rng(0)
-    texts = [random.integers(3, 90, length).astype(np.int32) for length in (31, 4)]
-    bush = dataclasses.replace(chain(random.integers(3, 90, 6).astype(np.int32)), parents=probe.BUSH)
-    trees = [bush, chain(random.integers(3, 90, 9).astype(np.int32))]
-    expected = scores_of(by_modules, texts, trees)
-    far = {torch.float32: 1e-4, torch.float16: 0.03}[dtype] * float(expected.std())
-    torch.testing.assert_close(scores_of(by_kernels, texts, trees), expected, rtol=0, atol=far)
+    assert_by_modules(of(tiny_model, name, dtype), {torch.float32: 1e-4, torch.float16: 0.03}[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_is_the_same_in_any_company(tiny_model, dtype):
-    _, target = of(tiny_model, "llama", dtype)
+    target = of(tiny_model, "llama", dtype)
     exact = DeviceProgram(target.program.plan, target.device, exact=True)
     assert batch_invariance_violation(dataclasses.replace(target, program=exact)) == ""
 
 
 def test_memory_that_graphs_hold_stays_where_it_is(tiny_model):
-    _, target = of(tiny_model, "llama", torch.float32)
+    target = of(tiny_model, "llama", torch.float32)
     slots, text = PackedSlots(target), np.arange(3, 8, dtype=np.int32)
     slots.begin(slots.add(text.tolist(), 8))
     with torch.inference_mode():
@@ -79,7 +60,7 @@ def test_memory_that_graphs_hold_stays_where_it_is(tiny_model):
 
 
 def test_products_of_the_same_tokens_are_one_and_keep_nothing_twice(tiny_model):
-    _, target = of(tiny_model, "llama", torch.float32)
+    target = of(tiny_model, "llama", torch.float32)
     layer = target.model.model.layers[0].self_attn
     starts = [each.weight.data_ptr() for each in (layer.q_proj, layer.k_proj, layer.v_proj)]
     assert starts[1] - starts[0] == layer.q_proj.weight.numel() * 4

@@ -20,7 +20,6 @@ MOST_LINES, MOST_PARAMETERS = 80, 12  # of a function
 OWED_PARAMETERS = {
     *("vllm_speculator.propose", "device_products._product", "triton_attention._add_text"),
     *("triton_attention._text", "triton_attention._path"),
-    *("attention_kernel._weights", "attention_kernel._segments", "attention_kernel._outputs"),
 }
 DRAFT_ALONE = {f"engines.{file}" for file in ("requests", "pace", "by_text", "by_id", "settings")}
 

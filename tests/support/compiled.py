@@ -27,7 +27,7 @@ def drafts() -> None:
 
 def forwards() -> None:
     """Kernels of float32 forwards first, then those of halves and quantized models."""
-    from lookahead.backends.cpu import attention_kernel, panel_kernel, quantized_cache_code
+    from lookahead.backends.cpu import attention_kernel, panel_kernel, quantized_cache_kernel
     from lookahead.draft import best_kernel
     from lookahead.job import compile_groups
     from lookahead.native.threads import c_function
@@ -42,7 +42,7 @@ def forwards() -> None:
     best_kernel.find(np.zeros((1, 2 * best_kernel.BLOCK), np.int16), one, np.int16(0x7FFF), np.zeros((1, 4), np.int32), halves)
     best_kernel.best_token(halves, np.int16(0x7FFF), 0)
     source, target = np.zeros(64, np.float32), np.zeros(256, np.uint8)
-    quantized_cache_code.quantize_all(source.ctypes.data, 1, 64, target.ctypes.data, 4, True)
+    quantized_cache_kernel.quantize_all(source.ctypes.data, 1, 64, target.ctypes.data, 4, True)
 
 
 def _edit_tries(vocab_size: int) -> None:

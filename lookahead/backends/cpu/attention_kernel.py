@@ -103,14 +103,14 @@ def _tail(meta, start, token, places):
 
 
 @part
-def _scores(task, kind, head, grouped, queries, count, padded, slot, low, high, scores):
+def _scores(task, kind, head, queries, count, slot, low, high, scores):
     """Scores [queries, keys] of `count` queries with the keys from position `low` to `high`, some of which they may not see.
 
     queries, scores: scratch memory, for whole tiles of 4 queries and of 16 keys.
     """
     stride = task[KEY_PLACE]
     keys = task[KEY] + slot * task[KEY_SLOT] + head * task[KEY_HEAD]
-    query, score = queries.ctypes.data, scores.ctypes.data
+    query, score, padded = queries.ctypes.data, scores.ctypes.data, queries.shape[1]
     line, row = padded * 4, scores.shape[1] * 4
     if count <= FEW and count > 1 and are_quantized(kind):  # what is read several times becomes float32 once
         block, one = np.empty((16, padded), np.float32), np.float32(1)
@@ -136,14 +136,14 @@ def _scores(task, kind, head, grouped, queries, count, padded, slot, low, high, 
 
 
 @part
-def _weights(task, meta, kind, start, first, grouped, head, count, queries, padded, low, high, scores, tails, places, seen):
+def _weights(task, meta, kind, start, first, head, queries, low, scores, tails, places, seen):
     """Scores behind the trunk; then all scores of each query become weights, the largest being 1.
 
     tails: their weights [queries, most]; places: those of each token [tokens, most]; seen: how many of them.
     """
     keys = task[KEY] + meta[start, SLOT] * task[KEY_SLOT] + head * task[KEY_HEAD]
-    query, line = queries.ctypes.data, padded * 4
-    for number in range(count):
+    query, line, grouped = queries.ctypes.data, queries.shape[1] * 4, task[HEADS] // task[KEY_HEADS]
+    for number in range(len(tails)):
         token = number // grouped
         about = meta[first + token]
         if number % grouped == 0:
@@ -161,12 +161,12 @@ def _weights(task, meta, kind, start, first, grouped, head, count, queries, padd
 
 
 @inlined
-def _segments(task, meta, first, grouped, head, number, rows, low, scores, tails, places, seen, segments):
+def _segments(task, meta, first, head, number, rows, low, scores, tails, places, seen, segments):
     """What the outputs of a tile of queries, 1, 2 or 4 from `number` on, are added up from, in this order; returns how many.
 
     segments: int64 [most, 6], see `_mix`; the last is the distance between the weights of two queries.
     """
-    stride = task[VALUE_PLACE]
+    stride, grouped = task[VALUE_PLACE], task[HEADS] // task[KEY_HEADS]
     values = task[VALUE] + meta[first, SLOT] * task[VALUE_SLOT] + head * task[VALUE_HEAD]
     row, tail = scores.shape[1] * 4, tails.shape[1] * 4
     begin, end = np.int64(0), np.int64(1) << 60
@@ -199,16 +199,16 @@ def _segments(task, meta, first, grouped, head, number, rows, low, scores, tails
 
 
 @part
-def _outputs(task, meta, kind, first, grouped, head, count, low, scores, tails, places, seen, outputs, totals, padded):
+def _outputs(task, meta, kind, first, head, low, scores, tails, places, seen, outputs, totals):
     """Weighted sums of values, [queries, numbers], and of the weights, for tiles of 4 queries, 2 and 1."""
     segments = np.empty((4 * (tails.shape[1] + 2) + 1, 6), np.int64)
-    number = 0
+    number, count = 0, len(tails)
     while number < count:
         rows = 4 if count - number >= 4 else 2 if count - number >= 2 else 1
-        some = _segments(task, meta, first, grouped, head, number, rows, low, scores, tails, places, seen, segments)
+        some = _segments(task, meta, first, head, number, rows, low, scores, tails, places, seen, segments)
         for index in range(some):
             segment, unused = segments[index], totals.ctypes.data + (len(totals) - 4) * 64
-            _mix(task, kind, segment, segment[5], outputs.ctypes.data, padded, totals.ctypes.data, unused)
+            _mix(task, kind, segment, segment[5], outputs.ctypes.data, outputs.shape[1], totals.ctypes.data, unused)
         number += rows
 
 
@@ -234,10 +234,10 @@ def _share(task, meta, kind, kept, scale, start, first, last, head):
     scores = np.empty((len(queries), (keys + 1 - keys % 2) * 16), np.float32)  # an odd number of lines of the processor's cache
     tails = np.empty((count, longest), np.float32)
     places, seen = np.empty((last - first, longest), np.int64), np.empty(last - first, np.int64)
-    _scores(task, kept, head, grouped, queries, count, padded, meta[start, SLOT], low, high, scores)
-    _weights(task, meta, kept, start, first, grouped, head, count, queries, padded, low, high, scores, tails, places, seen)
+    _scores(task, kept, head, queries, count, meta[start, SLOT], low, high, scores)
+    _weights(task, meta, kept, start, first, head, queries, low, scores, tails, places, seen)
     outputs, totals = np.zeros((count, value_padded), np.float32), np.zeros((count + 4, 16), np.float32)
-    _outputs(task, meta, kept, first, grouped, head, count, low, scores, tails, places, seen, outputs, totals, value_padded)
+    _outputs(task, meta, kept, first, head, low, scores, tails, places, seen, outputs, totals)
     for number in range(count):
         token, own = first + number // grouped, head * grouped + number % grouped
         into = task[OUTPUT] + (token * task[HEADS] + own) * task[VALUE_WIDTH] * task[BYTES]

@@ -15,7 +15,7 @@ from lookahead.backends.cpu.panel_builder import PanelBuilder
 from lookahead.backends.cpu.program import Program
 from lookahead.backends.cpu.quantize import quantize_linears
 from lookahead.backends.cpu.quantized import QuantizedPanels
-from lookahead.backends.cpu.quantized_cache_code import quantize_all as quantize_keys
+from lookahead.backends.cpu.quantized_cache_kernel import quantize_all as quantize_keys
 from lookahead.backends.cpu.quantized_kv import with_kv_dtype
 from lookahead.backends.lowering.lower import lowered
 from lookahead.backends.lowering.trace import traced

@@ -122,14 +122,3 @@ def multiply(code, token, stride, count, weights, inner, sums, goes_on):
     for begin, home, (tokens, vectors), column in tiles(code, token, stride, count, sums):
         here, there = code.at(weights, column, size * LANES), code.at(home, column, 4 * LANES)
         _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors))
-
-
-@emitted()
-def add_to(code, target, addends, count):
-    """Add float32 numbers to float32 numbers, in place."""
-    builder = code.builder
-    with code.loop(count, LANES) as at:
-        mask, none = code.below(builder.sub(count, at)), code.constant(0.0)
-        here = code.at(target, at, 4)
-        total = builder.fadd(code.masked(here, mask, none), code.masked(code.at(addends, at, 4), mask, none))
-        code.store_numbers(total, here, 4, mask)

@@ -12,20 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.backends.cpu.panel_code import PANEL, add_to, multiply
-from lookahead.backends.cpu.quantized_code import (
-    GROUP4,
-    GROUP8,
-    SCALES,
-    TOKEN_GROUP,
-    clear,
-    multiply_groups,
-    scale_by,
-)
+from lookahead.backends.cpu.panel_code import PANEL, multiply
+from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, GROUP8, SCALES, TOKEN_GROUP, multiply_groups
 from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, LIKE_BFLOAT16
-from lookahead.native.kernels import address_of, carray, inlined, int64_at, part
+from lookahead.native.kernels import address_of, carray, float32_at, inlined, int64_at, kernel, part, uint8_at, uint16_at
 from lookahead.native.threads import c_function, call_with
-from lookahead.native.vector_code import LANES
 from lookahead.native.vectors import narrow, take_ticket, widen
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
@@ -114,13 +105,17 @@ def _groups(address, like, size, scaled):
         weights, first = task[WEIGHTS] + number * (scaled + groups * size), np.int64(0)
         while first < task[COUNT]:
             count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
-            clear(sums, count * (PANEL // LANES))
+            totals, scales = carray(float32_at(sums), (count, PANEL)), carray(float32_at(weights), (PANEL,))
+            for index in range(count):
+                for column in range(PANEL):
+                    totals[index, column] = np.float32(0)
             while at < groups:
                 some, token = min(GROUPS, groups - at), task[TOKEN] + first * stride + at * TOKEN_GROUP
                 multiply_groups(like, token, stride, count, weights + scaled + at * size, some, sums)
                 at += some
             for index in range(count if scaled > 0 else 0):
-                scale_by(sums + index * PANEL * 4, weights)
+                for column in range(PANEL):
+                    totals[index, column] *= scales[column]
             _give(task, number, first, count, sums)
             first += count
 
@@ -133,8 +128,42 @@ def _give(task, number, first, count, sums):
     for index in range(count):
         row = sums + index * PANEL * 4
         if task[BIAS] != 0:
-            add_to(row, task[BIAS] + begin * 4, columns)
+            totals, bias = carray(float32_at(row), (columns,)), carray(float32_at(task[BIAS] + begin * 4), (columns,))
+            for column in range(columns):
+                totals[column] += bias[column]
         store(row, columns, task[OUTPUT] + (first + index) * task[OUTPUT_STRIDE] + begin * size, task[AS])
+
+
+@part
+def look_up(kind, weights, groups, row, count, target):
+    """`count` float32 numbers of a row of quantized weights, for embedding tables, each rounded once. groups: of a row.
+
+    Four numbers of a row (in 4 bits, eight) lie side by side, and the next behind those of 63 other rows.
+    """
+    lane, begin = row % PANEL, weights + row // PANEL * panel_bytes(kind, groups)
+    z = carray(float32_at(target), (count,))
+    if kind == INT8:
+        scale = carray(float32_at(begin), (PANEL,))[lane]
+        numbers = carray(uint8_at(begin + SCALES), (groups * GROUP * PANEL,))
+        for i in range(count):
+            z[i] = (int(numbers[(i // 4 * PANEL + lane) * 4 + i % 4]) - 128) * scale
+    else:
+        for group in range(groups):
+            line = begin + group * GROUP4
+            numbers, behind = carray(uint8_at(line), (GROUP4,)), GROUP * PANEL // 2
+            scale = np.uint32(np.int64(carray(uint16_at(line + behind), (PANEL,))[lane]) << 16).view(np.float32)
+            zero = int(numbers[behind + 2 * PANEL + lane])
+            for i in range(min(GROUP, count - group * GROUP)):
+                both = int(numbers[(i // 8 * PANEL + lane) * 4 + i % 4])
+                z[group * GROUP + i] = ((both >> 4 if i % 8 >= 4 else both & 15) - zero) * scale
+
+
+@kernel
+def look_up_all(kind, weights, groups, ids, rows, count, target):
+    """The same for `rows` ids (int64) that lie one behind the other."""
+    numbers = carray(int64_at(ids), (rows,))
+    for index in range(rows):
+        look_up(kind, weights, groups, numbers[index], count, target + index * count * 4)
 
 
 # Multiply panels BEGIN to END of PRODUCT, the address of its array, in scratch memory at SUMS: a function for each kind.

@@ -25,10 +25,21 @@ import numpy as np
 
 from lookahead.backends.cpu.attention_kernel import DONE, TASK_META, TASK_TOKENS, TICKETS
 from lookahead.backends.cpu.attention_kernel import TASK as ATTENTION_TASK
-from lookahead.backends.cpu.panel_kernel import ASKED, COUNT, INT4, INT8, OUTPUTS, PANEL, TASK, TOKENS, multiply_panels, store
-from lookahead.backends.cpu.quantized_cache_code import quantize4, quantize8
+from lookahead.backends.cpu.panel_kernel import (
+    ASKED,
+    COUNT,
+    INT4,
+    INT8,
+    OUTPUTS,
+    PANEL,
+    TASK,
+    TOKENS,
+    look_up,
+    multiply_panels,
+    store,
+)
+from lookahead.backends.cpu.quantized_cache_kernel import quantize4, quantize8
 from lookahead.backends.cpu.quantized_code import quantize
-from lookahead.backends.cpu.quantized_rows import look_up
 from lookahead.backends.cpu.vector_math import (
     erf,
     exp,

@@ -13,10 +13,9 @@ import dataclasses
 import torch
 
 from lookahead.backends.cpu.panel_code import PANEL
-from lookahead.backends.cpu.panel_kernel import INT4, INT8
+from lookahead.backends.cpu.panel_kernel import INT4, INT8, look_up_all
 from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.cpu.quantized_code import GROUP, TOKEN_GROUP, quantize
-from lookahead.backends.cpu.quantized_rows import look_up_all
 from lookahead.forward.backend import QUANTIZED
 from lookahead.native.kernels import kernel
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, VECTORS, constant, tiles
+from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, constant, tiles
 from lookahead.forward.processor import multiplies_bytes
 from lookahead.native.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code, emitted
 
@@ -169,22 +169,6 @@ def multiply_groups(code, token, stride, count, weights, groups, sums):
     bits = 8 if code.kind == "uint8" else 4
     for begin, home, shape, column in tiles(code, token, stride, count, sums, TILES4 if bits == 4 else TILES):
         _add_up(code, begin, stride, weights, groups, home, shape, bits, column)
-
-
-@emitted()
-def scale_by(code, target, scales):
-    """Multiply 64 float32 numbers by others, in place."""
-    builder = code.builder
-    for vector in range(VECTORS):
-        here, there = (builder.add(value, constant(4 * LANES * vector)) for value in (target, scales))
-        code.store(builder.fmul(code.load(here), code.load(there)), here)
-
-
-@emitted()
-def clear(code, target, count):
-    """Set `count` times 16 float32 numbers to zero."""
-    with code.loop(count) as at:
-        code.store(code.constant(0.0), code.at(target, at, 4 * LANES))
 
 
 @emitted()

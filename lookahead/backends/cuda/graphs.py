@@ -23,10 +23,10 @@ import torch
 from lookahead.draft.best_kernel import NONE
 from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import TreeBatch
-from lookahead.forward.backends import without_cudnn
-from lookahead.forward.batch import MOST_TOKENS, Pack, arranged, block_of, pack_of
+from lookahead.forward.batch import MOST_TOKENS, arranged, block_of, pack_of
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.scores import Scores
+from lookahead.forward.slots import logits_of
 from lookahead.forward.target import TargetModel
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,9 @@ class CapturedSteps:
         is_new = tokens not in self._steps
         if is_new:
             try:
-                self._steps[tokens] = self._captured(block, tokens, len(meta))
+                there = torch.from_numpy(block).to(self.target.device, copy=True)
+                (logits, outputs), replay = self.capture(lambda: self._run(there, tokens, len(meta)))
+                self._steps[tokens] = _Step(there, logits, outputs, replay)
             except Exception as error:  # each library fails in its own way
                 log.warning("%s: steps are not captured as graphs: %s", self.target.name, str(error).split("\n")[0])
                 self._failed = True
@@ -162,30 +164,9 @@ class CapturedSteps:
         self._last.is_first = is_new
         return self._last
 
-    def _captured(self, block: np.ndarray, tokens: int, kinds: int) -> _Step:
-        there = torch.from_numpy(block).to(self.target.device, copy=True)
-        (logits, outputs), replay = self.capture(lambda: self._run(there, tokens, kinds))
-        return _Step(there, logits, outputs, replay)
-
     def _run(self, block: torch.Tensor, tokens: int, kinds: int) -> Outputs:
         """The forward of the step that `block` describes, by the model itself."""
-        packed = pack_of(block, tokens, kinds, tokens)
-        self.cache.pack = packed
-        logits = self._logits(packed)
+        logits = logits_of(self.target, self.cache, pack_of(block, tokens, kinds, tokens))
         few = logits.topk(min(BEST, logits.shape[1]))
         bits = few.values.float().contiguous().view(torch.int32)
         return logits, torch.cat([logits.argmax(-1, keepdim=True).int(), few.indices.int(), bits], 1)
-
-    def _logits(self, packed: Pack) -> torch.Tensor:
-        target = self.target
-        if target.program is not None:
-            return target.program.run(packed, None, self.cache)
-        with without_cudnn(), target.packed_attention.over(packed) as mask:
-            logits: torch.Tensor = target.model(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                attention_mask=mask,
-                past_key_values=self.cache,
-                use_cache=True,
-            ).logits[0]
-        return logits

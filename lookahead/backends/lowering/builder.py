@@ -30,6 +30,8 @@ from lookahead.backends.lowering.plan import (
 )
 
 MOST_COPIES = 128  # instructions that one operation may become because its numbers lie in no two dims
+FAR = 1 << 40  # from token to token in `Builder.strided`: farther than any numbers of a token
+MEMORY = torch.empty(1 << 50, device="meta")
 EXACT = (ops.COPY, ops.NEGATE, ops.RELU, ops.LARGEST)  # what they give is what they were given: nothing to round
 
 
@@ -68,36 +70,36 @@ class Builder:
         self.alive.append(tensor.detach().float().contiguous())
         return self.alive[-1]
 
+    def strided(self, view: View) -> torch.Tensor:
+        """A meta tensor with the sizes and strides of a view: by it torch computes those of slices, permutations and so on."""
+        dims = [*view.dims[: view.axis], (self.tokens, FAR), *view.dims[view.axis :]]
+        return MEMORY.as_strided([size for size, _ in dims], [stride for _, stride in dims], view.start)
+
+    def like(self, view: View, tensor: torch.Tensor) -> View:
+        """The view that shows the numbers that such a tensor shows. Raises Unsupported if it does not show all tokens."""
+        dims = [(size, 0 if size == 1 else stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+        if dims.count((self.tokens, FAR)) != 1:
+            raise Unsupported("tokens among numbers, or some of the tokens")
+        axis = dims.index((self.tokens, FAR))
+        del dims[axis]
+        return view.with_dims(dims, axis, int(tensor.storage_offset()))
+
     def dims_in(self, value: View | torch.Tensor | float, shape: Sequence[int], axis: int) -> View:
         """A value as one of this shape, whose axis of tokens is left out: sizes of 1 are spread."""
-        if not isinstance(value, View):
-            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float32)
-            if tensor.ndim > len(shape):
-                raise Unsupported(f"a constant of shape {list(tensor.shape)}")
-            tensor = self.constant(tensor)
-            full: list[Dim | None] = [*zip(tensor.shape, tensor.stride(), strict=True)]
-            if len(full) >= len(shape) - axis:
-                place = axis - (len(shape) - len(full))
-                if tensor.shape[place] != 1:
-                    raise Unsupported("a constant that differs from token to token")
-                full[place] = None
-            value = View(tensor, 0, (), axis, torch.float32)
+        if isinstance(value, View):
+            view = self.wide(value)
+            tensor, stride = self.strided(view), FAR
         else:
-            value = self.wide(value)
-            full = [*value.dims[: value.axis], None, *value.dims[value.axis :]]
-            if len(full) - value.axis != len(shape) - axis:
-                raise Unsupported("tokens next to tokens")
-        full = [*[(1, 0)] * (len(shape) - len(full)), *full]
-        dims = []
-        for place, (dim, size) in enumerate(zip(full, shape, strict=True)):
-            if place == axis:
-                continue
-            if dim is None:
-                raise Unsupported("tokens next to numbers")
-            if dim[0] not in (1, size):
-                raise Unsupported(f"shapes that do not fit: {dim[0]}, {size}")
-            dims.append((size, dim[1] if dim[0] == size else 0))
-        return value.with_dims(dims, axis)
+            tensor, stride = self.constant(torch.as_tensor(value, dtype=torch.float32)), 0
+            view = View(tensor, 0, (), axis, torch.float32)
+        try:
+            tensor = tensor.expand(*shape)
+        except RuntimeError as error:
+            raise Unsupported(f"shapes that do not fit: {list(tensor.shape)}, {list(shape)}") from error
+        dims = [*zip(tensor.shape, tensor.stride(), strict=True)]
+        if dims.pop(axis)[1] != stride:
+            raise Unsupported("tokens next to numbers, or a constant that differs from token to token")
+        return view.with_dims(dims, axis)
 
     def rows(self, op: int, target: View, sources: Sequence[View], rounds: int = ops.NOT, more: tuple[int, ...] = ()) -> None:
         """Instructions over all dims of views of one shape, two at a time."""

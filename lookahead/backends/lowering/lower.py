@@ -30,19 +30,6 @@ from lookahead.backends.lowering.plan import (
     flat_dims,
     reads,
 )
-from lookahead.backends.lowering.shapes import (
-    expanded,
-    joined,
-    permuted,
-    same,
-    selected,
-    sliced,
-    split,
-    stacked,
-    transposed,
-    unsqueezed,
-    viewed,
-)
 from lookahead.backends.lowering.trace import Traced
 
 aten = torch.ops.aten
@@ -151,6 +138,54 @@ def _one(op: int) -> Callable[..., Any]:
         return out.build.one(op, view)
 
     return handler
+
+
+def _reshaped(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Of an operation that shows the same numbers, or some of them, in another shape."""
+
+    def handler(out: Result, view: View | Ids, *given: Any, **named: Any) -> Any:
+        if isinstance(view, Ids):
+            if out.build.tokens not in out.shape:
+                raise Unsupported("some of the tokens")
+            return view
+        shown = operation(out.build.strided(view), *given, **named)
+        if isinstance(shown, torch.Tensor):
+            return out.build.like(view, shown)
+        return tuple(out.build.like(view, each) for each in shown)
+
+    return handler
+
+
+def _viewed(out: Result, view: View | Ids, *given: Any) -> View | Ids:
+    """Another out.shape of the same numbers in the same order, copied where they lie too far apart for that."""
+    if isinstance(view, Ids):
+        return view
+    for tried in (view, None):
+        source = tried or out.build.flat(view)
+        try:
+            return out.build.like(source, out.build.strided(source).view(out.shape))
+        except RuntimeError:  # of torch: it takes a copy
+            continue
+    raise Unsupported("tokens among numbers")
+
+
+def _same(out: Result, view: Any, *given: Any, **named: Any) -> Any:
+    return view
+
+
+def _joined(out: Result, views: Sequence[Any], dim: int = 0) -> View:
+    if not all(isinstance(view, View) for view in views):
+        raise Unsupported("tokens behind tokens")
+    build, target, at = out.build, out.build.of_shape(out.shape, out.dtype), 0
+    for view in map(build.wide, views):
+        size = build.strided(view).shape[dim]
+        build.rows(ops.COPY, build.like(target, build.strided(target).narrow(dim, at, size)), [view])
+        at += size
+    return target
+
+
+def _stacked(out: Result, views: Sequence[Any], dim: int = 0) -> View:
+    return _joined(out, [_reshaped(torch.unsqueeze)(out, view, dim) for view in views], dim)
 
 
 def _gelu(out: Result, view: View, approximate: str = "none") -> View:
@@ -337,22 +372,21 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.mean.dim: _reduced(True),
     aten.sum.dim_IntList: _reduced(False),
     aten.native_layer_norm.default: _layer_norm,
-    aten.view.default: viewed,
-    aten._unsafe_view.default: viewed,
-    aten.reshape.default: viewed,
-    aten.alias.default: same,
-    aten.detach.default: same,
-    aten.clone.default: same,
-    aten.transpose.int: transposed,
-    aten.permute.default: permuted,
-    aten.unsqueeze.default: unsqueezed,
-    aten.expand.default: expanded,
-    aten.slice.Tensor: sliced,
-    aten.select.int: selected,
-    aten.split.Tensor: split,
-    aten.split_with_sizes.default: split,
-    aten.cat.default: joined,
-    aten.stack.default: stacked,
+    aten.view.default: _viewed,
+    aten._unsafe_view.default: _viewed,
+    aten.reshape.default: _viewed,
+    aten.alias.default: _same,
+    aten.detach.default: _same,
+    aten.clone.default: _same,
+    aten.cat.default: _joined,
+    aten.stack.default: _stacked,
+    **{
+        each: _reshaped(each)
+        for each in (
+            *(aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default, aten.slice.Tensor),
+            *(aten.select.int, aten.split.Tensor, aten.split_with_sizes.default),
+        )
+    },
     aten._to_copy.default: _converted,
     aten.embedding.default: _embedding,
     aten.mm.default: _matrix,

@@ -113,13 +113,13 @@ def _placed(stages: Sequence[Stage], never_local: set[Buffer]) -> tuple[int, int
     last: dict[Buffer, tuple[int, int]] = {}
     for number, stage in enumerate(stages):
         for place, step in enumerate(stage.steps):
-            for buffer in (*reads(step), *([written(step)] if written(step) is not None else [])):
-                assert buffer is not None
+            for buffer in filter(None, (*reads(step), written(step))):
                 first.setdefault(buffer, (number, place))
                 last[buffer] = (number, place)
     for buffer in first:
-        buffer.local = first[buffer][0] == last[buffer][0] and isinstance(stages[first[buffer][0]].steps[0], Instruction)
-        buffer.local = buffer.local and buffer not in never_local
+        number = first[buffer][0]
+        of_rows = isinstance(stages[number].steps[0], Instruction)
+        buffer.local = number == last[buffer][0] and of_rows and buffer not in never_local
     shared = [(first[b][0], last[b][0], b) for b in first if not b.local]
     own: dict[int, list[tuple[int, int, Buffer]]] = defaultdict(list)
     for buffer in first:

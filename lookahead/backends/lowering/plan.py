@@ -101,23 +101,6 @@ def merged_dims(operands: Sequence[Sequence[Dim]]) -> list[tuple[Dim, ...]]:
     return result
 
 
-def split_dims(dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...] | None:
-    """The same numbers in other sizes; None if that takes a copy."""
-    merged = [dim for (dim,) in merged_dims([dims])]
-    result: list[Dim] = []
-    for size in reversed(sizes):
-        if size == 1:
-            result.append((1, 0))
-            continue
-        if not merged or merged[-1][0] % size:
-            return None
-        outer, stride = merged.pop()
-        result.append((size, stride))
-        if outer != size:
-            merged.append((outer // size, stride * size))
-    return None if merged else tuple(reversed(result))
-
-
 @dataclasses.dataclass(eq=False)
 class Instruction:
     """One for single tokens. target, sources: (view, outer stride, inner stride); no target: the scores.

@@ -32,20 +32,18 @@ NAME = "lookahead_traced"
 COUNTS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # tokens of a traced forward: one that no size is
 
 _library = torch.library.Library("lookahead", "FRAGMENT")
-_library.define("linear(Tensor tokens, int number, int outputs) -> Tensor")
-_library.define("looked_up(Tensor ids, int number, int width, ScalarType dtype) -> Tensor")
-_library.define("placed(Tensor states, int number) -> Tensor")
-_library.define("attended(Tensor query, Tensor key, Tensor value, Tensor lines, float scale) -> Tensor")
-_library.impl("linear", lambda x, number, outputs: x.new_zeros(*x.shape[:-1], outputs), "CompositeExplicitAutograd")
-_library.impl(
-    "looked_up", lambda ids, number, width, dtype: ids.new_zeros(*ids.shape, width, dtype=dtype), "CompositeExplicitAutograd"
-)
-_library.impl("placed", lambda states, number: states.clone(), "CompositeExplicitAutograd")
-_library.impl(
-    "attended",
-    lambda query, key, value, lines, scale: query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]),
-    "CompositeExplicitAutograd",
-)
+for _schema, _function in {
+    "linear(Tensor tokens, int number, int outputs) -> Tensor": lambda x, number, outputs: x.new_zeros(*x.shape[:-1], outputs),
+    "looked_up(Tensor ids, int number, int width, ScalarType dtype) -> Tensor": (
+        lambda ids, number, width, dtype: ids.new_zeros(*ids.shape, width, dtype=dtype)
+    ),
+    "placed(Tensor states, int number) -> Tensor": lambda states, number: states.clone(),
+    "attended(Tensor query, Tensor key, Tensor value, Tensor lines, float scale) -> Tensor": (
+        lambda query, key, value, lines, scale: query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+    ),
+}.items():
+    _library.define(_schema)
+    _library.impl(_schema.partition("(")[0], _function, "CompositeExplicitAutograd")
 
 
 @dataclasses.dataclass(frozen=True)
