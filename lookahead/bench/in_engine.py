@@ -25,8 +25,7 @@ from lookahead.bench.lossless import Lossless, lossless
 from lookahead.bench.on_model import answerable
 from lookahead.bench.run import Run, Turn
 from lookahead.draft.counts import summed
-from lookahead.engines.abilities import ABILITIES
-from lookahead.engines.foreign import ForeignSettings
+from lookahead.engines.foreign import FEATURES, ForeignSettings
 from lookahead.errors import LookaheadError, first_line
 from lookahead.forward.memory import gc_frozen
 from lookahead.job.engines import InEngine, in_engine
@@ -81,7 +80,7 @@ class InProcess:
 
     def __init__(self, name: str, settings: ForeignSettings):
         context = multiprocessing.get_context("spawn")
-        self._title = ABILITIES[name].title
+        self._title = FEATURES[name].title
         self._line, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, name, settings))
         self._process.start()
@@ -180,7 +179,7 @@ def bench_in_engine(
             if not settings.takes_signals:
                 return LocalEngine(in_engine(bench.engine, settings, opened, events))
             settings.check_installed()
-            waiting = f"Starting {ABILITIES[bench.engine].title}: {contender.name} ..."
+            waiting = f"Starting {FEATURES[bench.engine].title}: {contender.name} ..."
             started: InProcess = events.with_spinner(lambda: InProcess(bench.engine, settings), waiting)
             return started
 

@@ -24,14 +24,54 @@ from lookahead.decode.request import Generation, room_of
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.text import found_in, text_of
 from lookahead.draft.options import DraftOptions
-from lookahead.engines.abilities import EngineFeatures
 from lookahead.errors import LookaheadError, UsageError, first_line
 from lookahead.models.options import ModelOptions
 
 log = logging.getLogger(__name__)
 
+OFF = {"typical_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # values that ask for nothing, as 0 and nothing at all
 AHEAD = 2  # batches of requests that an engine holds, so that a row begins as soon as one has ended
 ASK_SECONDS = 0.25  # between two calls to the drafter, which may be in another process; answers wait for it that long
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineFeatures:
+    """Names what an engine cannot do of all that a request may ask.
+
+    title: of the engine. missing: fields that it does not have. not_with_drafts: fields that it does not have while it verifies
+    drafts; objection: what it does then.
+    """
+
+    title: str
+    missing: tuple[str, ...]
+    not_with_drafts: tuple[str, ...]
+    objection: str
+
+    def check(self, sampling: Sampling, drafts: bool = True) -> None:
+        """Raises UsageError for what the engine cannot do. drafts: it is asked to verify some."""
+        if sampling.sampling == "model":
+            raise UsageError(
+                f"sampling is model: {self.title} does not sample by all of the model's generation config, give a temperature."
+            )
+        for name in self.missing + (self.not_with_drafts if drafts else ()):
+            value = getattr(sampling, name)
+            if value and value != OFF.get(name):
+                refused = f"{self.title} {self.objection} it with drafts, so set --strategy off"
+                raise UsageError(
+                    f"{name} is set, and {f'{self.title} has none' if name in self.missing else refused} (engine hf has it)."
+                )
+
+
+VLLM = EngineFeatures(
+    "vLLM", ("typical_p", "no_repeat_ngram_size", "bad_words_ids", "processors"), ("min_p", "logit_bias"), "refuses"
+)
+SGLANG = EngineFeatures(  # penalties count the text before a draft tree for all of its nodes there
+    "SGLang",
+    ("typical_p", "no_repeat_ngram_size", "bad_words_ids", "bad_words", "processors"),
+    ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_new_tokens"),
+    "does not keep to",
+)
+FEATURES = {"vllm": VLLM, "sglang": SGLANG}  # by --engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +115,7 @@ class ForeignSettings(abc.ABC):
         }
 
     def check_arguments(self, ours: Mapping[str, str]) -> None:
-        """Raises UsageError for an argument that an option of the job sets. ours: argument -> option."""
+        """Raise UsageError for an argument that an option of the job sets. ours: argument -> option."""
         for name in self.engine_args:
             if name in ours:
                 raise UsageError(f"--engine-arg {name}: is set by {ours[name]}.")
@@ -107,7 +147,7 @@ class ForeignEngine(abc.ABC):
     A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
     """
 
-    abilities: EngineFeatures
+    features: EngineFeatures
     batch_size: int
     device: str
     dtype: str
@@ -124,8 +164,13 @@ class ForeignEngine(abc.ABC):
         self._counts = False  # our drafter is asked
 
     def _check(self, sampling: Sampling) -> None:
-        """Raises UsageError for what the engine cannot do."""
-        self.abilities.check(sampling, self.target.drafts)
+        """Raise UsageError for what the engine cannot do."""
+        self.features.check(sampling, self.target.drafts)
+
+    @property
+    def _penalty(self) -> float:
+        """Return the repetition penalty of the model's generation config."""
+        return float(self.target.own.get("repetition_penalty") or 1.0)
 
     @abc.abstractmethod
     def _add(self, name: str, generation: Generation) -> None:
@@ -141,7 +186,7 @@ class ForeignEngine(abc.ABC):
 
     @abc.abstractmethod
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Of each process that may draft: what it answers to count_accepted, accepted or forget; nothing where that fails."""
+        """Ask each process that may draft, see `Requests.answer`; nothing where that fails."""
 
     @property
     @abc.abstractmethod
@@ -173,7 +218,7 @@ class ForeignEngine(abc.ABC):
         check_vocabulary(sampling, self.target.vocab_size)
         self._check(sampling)
         if prompt_logprobs is not None:
-            raise UsageError(f"{self.abilities.title} is not asked for prompt_logprobs: leave them or --engine out.")
+            raise UsageError(f"{self.features.title} is not asked for prompt_logprobs: leave them or --engine out.")
         if sampling.stop and self._tokenizer is None:
             raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
         stop_ids, stop = frozenset(sampling.stop_token_ids), sampling.stop
@@ -214,7 +259,7 @@ class ForeignEngine(abc.ABC):
                 name = str(next(self._numbers))
                 self._add(name, generation)
             except Exception as error:  # engines raise many kinds
-                generation.fail(LookaheadError(f"{self.abilities.title} refuses it: {first_line(error)}."))
+                generation.fail(LookaheadError(f"{self.features.title} refuses it: {first_line(error)}."))
                 yield generation
                 continue
             self._running[name] = Running(generation, time.perf_counter())
@@ -229,7 +274,7 @@ class ForeignEngine(abc.ABC):
             yield from self._ended
             self._ended = []
             raise LookaheadError(
-                f"{self.abilities.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
+                f"{self.features.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
                 "the same command with --resume continues."
             ) from error
         due = not self._counts or not self._running or time.perf_counter() - self._asked >= ASK_SECONDS
@@ -254,7 +299,7 @@ class ForeignEngine(abc.ABC):
         generation.accepted_tokens = max(0, len(generation.token_ids) - 1 - steps)
         generation.draft_tokens = generation.accepted_tokens if draft_tokens is None else draft_tokens
         if reason not in ("stop", "length"):
-            generation.fail(LookaheadError(f"{self.abilities.title} ended it: {reason}."))
+            generation.fail(LookaheadError(f"{self.features.title} ended it: {reason}."))
             return
         generation.finish_reason = reason  # type: ignore[assignment]
         if reason == "stop" and not stop_text:
@@ -270,6 +315,21 @@ class ForeignEngine(abc.ABC):
         return 1 + bisect.bisect_left(
             range(1, len(ids)), True, key=lambda count: found_in(text_of(tokenizer, ids[:count]), stop)
         )
+
+
+def common_params(generation: Generation, repetition_penalty: float) -> dict[str, Any]:
+    """Sampling parameters that vLLM and SGLang call the same. repetition_penalty: of the model, where a request sets none."""
+    sampling = generation.sampling
+    return {
+        "temperature": sampling.temperature or 0.0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+    }
 
 
 def cause_of(error: BaseException) -> str:

@@ -21,11 +21,10 @@ from lookahead.decode.constraint import Constraint
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.request import Generation
 from lookahead.decode.sampling import Sampling
-from lookahead.engines.abilities import SGLANG
-from lookahead.engines.foreign import ForeignEngine, ForeignSettings, ForeignTarget, cause_of
+from lookahead.engines.foreign import SGLANG, ForeignEngine, ForeignSettings, ForeignTarget, cause_of, common_params
+from lookahead.engines.requests import Link
 from lookahead.engines.settings import SETTINGS
 from lookahead.engines.sglang import ALGORITHM, unknown_version
-from lookahead.engines.sglang_link import Link
 from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class SglangSettings(ForeignSettings):
 class SglangEngine(ForeignEngine):
     """Requests that are decoded by SGLang, `batch_size` at once. tokenizer: of the model; for stop texts."""
 
-    abilities = SGLANG
+    features = SGLANG
 
     def __init__(self, settings: SglangSettings, tokenizer: Any | None):
         super().__init__(tokenizer)
@@ -144,10 +143,6 @@ class SglangEngine(ForeignEngine):
                 "the model's generation config has a repetition_penalty, which SGLang does not keep to with drafts: set "
                 "--strategy off, or --repetition-penalty 1."
             )
-
-    @property
-    def _penalty(self) -> float:
-        return float(self.target.own.get("repetition_penalty") or 1.0)
 
     def _add(self, name: str, generation: Generation) -> None:
         asked: dict[str, Any] = {"input_ids": generation.prompt_ids, "rid": name}
@@ -281,26 +276,18 @@ def _ended(number: int, frame: Any) -> None:
 
 
 def params_of(generation: Generation, repetition_penalty: float) -> dict[str, Any]:
-    """Fields of SGLang's SamplingParams. repetition_penalty: of the model, where the request sets nothing."""
+    """Fields of SGLang's SamplingParams, see `common_params`."""
     sampling = generation.sampling
-    temperature = sampling.temperature or 0.0
-    found: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+    return {
+        **common_params(generation, repetition_penalty),
         "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p or 0.0,
-        "repetition_penalty": repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
-        "sampling_seed": generation.seed if temperature else None,  # SGLang uses it with enable_deterministic_inference
-        "stop": list(sampling.stop) or None,
-        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "sampling_seed": generation.seed if sampling.temperature else None,  # with enable_deterministic_inference
         "min_new_tokens": min(sampling.min_new_tokens or 0, generation.room),
         "max_new_tokens": generation.room,
         "no_stop_trim": True,
+        **structured(sampling.constraint),
     }
-    return {**found, **structured(sampling.constraint)}
 
 
 def structured(constraint: Constraint | None) -> dict[str, str]:

@@ -14,9 +14,8 @@ import numpy as np
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from lookahead.engines.batch_rows import ByTree, Text, only_filler
-from lookahead.engines.requests import Requests
+from lookahead.engines.requests import Requests, serve
 from lookahead.engines.settings import check_tries, settings_of
-from lookahead.engines.sglang_link import serve
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from lookahead.bench.lossless import lossless
 from lookahead.bench.run import Run, Turn
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.sglang_engine import SglangSettings
-from lookahead.engines.vllm_common import EXTENSION
+from lookahead.engines.vllm import EXTENSION
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.options import ModelOptions
 from lookahead_cli.comparison import page_of, print_comparison

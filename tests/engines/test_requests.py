@@ -16,9 +16,8 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions, Strategy
 from lookahead.draft.tree import DraftTree
 from lookahead.engines.batch_rows import ById, ByText, Running
-from lookahead.engines.pace import ExternalBudget
-from lookahead.engines.requests import NewTokens, Requests
-from lookahead.engines.vllm_common import DrafterOfWorker
+from lookahead.engines.requests import ExternalBudget, NewTokens, Requests
+from lookahead.engines.vllm import DrafterOfWorker
 
 VOCABULARY = 50
 ROOM = 100
@@ -310,7 +309,7 @@ def requests(make_trie):
     trie = make_trie([[1, 2, 3, *ANSWER]] * 3, 50)
     options = DraftOptions("single", decoding_length=4, branch_length=3, recycle=False, session_tokens=0)
     found = Requests(Drafter([trie], options))
-    found.count_accepted()
+    found.answer("count_accepted")
     return found
 
 
@@ -396,17 +395,17 @@ def test_a_worker_answers_for_its_drafter(requests):
 
     text = np.array([1, 2, 3, *ANSWER], np.int32).tobytes()
     ours = worker(drafter=SimpleNamespace(requests=requests))
-    assert ours.lookahead_count_accepted()
+    assert ours.lookahead_answer("count_accepted")
     requests.begin("a", [1, 2, 3])
     accepted = sum(answered(requests, "a", ANSWER))
-    found = ours.lookahead_accepted([(text, 3), (text, 3)])
+    found = ours.lookahead_answer("accepted", [(text, 3), (text, 3)])
     assert [sum(each.values()) for each in found] == [accepted, 0]
-    ours.lookahead_forget()
+    ours.lookahead_answer("forget")
     assert not len(requests)
     for other in (worker(drafter=SimpleNamespace()), worker(speculator=None), worker(drafter=SimpleNamespace(requests=None))):
-        assert not other.lookahead_count_accepted()
-        assert other.lookahead_accepted([(text, 3)]) is None
-        other.lookahead_forget()
+        assert not other.lookahead_answer("count_accepted")
+        assert other.lookahead_answer("accepted", [(text, 3)]) is None
+        other.lookahead_answer("forget")
 
 
 def test_rows_told_apart_by_text_begin_anew_when_all_is_forgotten(requests):
@@ -414,6 +413,6 @@ def test_rows_told_apart_by_text_begin_anew_when_all_is_forgotten(requests):
 
     rows, texts = ByText(requests), np.array([[1, 2, 3, 5, 6, 7, 0]], np.int32)
     assert rows.step([[5]], [4], texts, ROOM)[0][:2] == [6, 7]
-    requests.forget()
+    requests.answer("forget")
     assert rows.step([[6]], [5], texts, ROOM)[0][:1] == [7]
     assert isinstance(requests._known[1].emitted.drafted, DraftTree)

@@ -19,11 +19,9 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.engines import sglang, sglang_engine
-from lookahead.engines.abilities import SGLANG
-from lookahead.engines.accepted import OWN, Emitted
-from lookahead.engines.requests import NewTokens, Requests
+from lookahead.engines.foreign import SGLANG
+from lookahead.engines.requests import LINK, OWN, Emitted, Link, NewTokens, Requests, serve
 from lookahead.engines.sglang_engine import SglangEngine, SglangSettings, params_of
-from lookahead.engines.sglang_link import LINK, Link, serve
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.options import ModelOptions
 from tests.support.jobs import MODEL

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from lookahead.engines import vllm_common
+from lookahead.engines import vllm
 from lookahead.engines.requests import NewTokens, Requests
 from lookahead.engines.settings import DraftSettings
 from lookahead.engines.vllm import PROPOSER
@@ -74,8 +74,7 @@ def trie(tmp_path_factory):
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_what_is_used_of_vllm_is_as_it_was():
     """An update that moves it fails here, and not in a server."""
-    assert vllm_common.version_problem("v1") == ""
-    assert vllm_common.version_problem("v2") == ""
+    assert vllm.unknown_version() == vllm.changed("v1") == vllm.changed("v2") == ""
 
 
 class TestVllm:
@@ -183,9 +182,9 @@ def test_models_with_a_state_beside_the_cache_are_refused():
         kinds = {"is_hybrid": False, "has_inner_state": False, "is_attention_free": False, **about}
         return SimpleNamespace(model_config=SimpleNamespace(model="org/model", **kinds))
 
-    vllm_common.check_model(config())
+    vllm.check_model(config())
     with pytest.raises(UsageError, match=r"org/model: keeps more state than its KV cache"):
-        vllm_common.check_model(config(is_hybrid=True))
+        vllm.check_model(config(is_hybrid=True))
 
 
 @pytest.mark.parametrize(
