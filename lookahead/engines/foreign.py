@@ -76,7 +76,7 @@ FEATURES = {"vllm": VLLM, "sglang": SGLANG}  # by --engine
 
 @dataclasses.dataclass(frozen=True)
 class ForeignSettings(abc.ABC):
-    """What an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
+    """Holds what an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
     own: the engine's own way of drafting, instead of ours. share: engines that share the device's memory; running: those of
@@ -98,13 +98,13 @@ class ForeignSettings(abc.ABC):
 
     @abc.abstractmethod
     def start(self, tokenizer: Any | None) -> ForeignEngine:
-        """The engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
+        """Start the engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
 
     def check_installed(self) -> None:  # noqa: B027 - some engines have nothing to check
         """Raises UsageError where the engine is not installed, if that is known before it is started."""
 
     def drafting(self) -> dict[str, Any]:
-        """The object of JSON that `DraftSettings.of` reads."""
+        """Return the object of JSON that `DraftSettings.of` reads."""
         drafts = self.drafts
         return {
             "tries": [os.path.abspath(trie) for trie in self.tries],
@@ -123,7 +123,7 @@ class ForeignSettings(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ForeignTarget:
-    """What a job asks of a model. longest_text: tokens of a text. own: sampling parameters of the generation config."""
+    """Answers what a job asks of a model. longest_text: tokens of a text. own: sampling parameters of the generation config."""
 
     name: str
     vocab_size: int
@@ -134,7 +134,7 @@ class ForeignTarget:
 
 @dataclasses.dataclass
 class Running:
-    """A request that the engine has. updates: steps in which it has emitted tokens, where the engine tells them."""
+    """Tracks a request that the engine has. updates: steps in which it has emitted tokens, where the engine reports them."""
 
     generation: Generation
     began: float = 0.0
@@ -142,7 +142,7 @@ class Running:
 
 
 class ForeignEngine(abc.ABC):
-    """Requests that are decoded by another engine, `batch_size` at once. steps: of it, if known.
+    """Decodes requests by another engine, `batch_size` at once. steps: of it, if known.
 
     A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
     """
@@ -191,7 +191,7 @@ class ForeignEngine(abc.ABC):
     @property
     @abc.abstractmethod
     def version(self) -> str:
-        """Of the engine."""
+        """Return the engine's version."""
 
     @abc.abstractmethod
     def forget(self) -> None:
@@ -210,7 +210,7 @@ class ForeignEngine(abc.ABC):
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
     ) -> Generation:
-        """A request that has not begun.
+        """Make a request that has not begun.
 
         Raises LookaheadError for an empty prompt, one that leaves no room, unknown ids, and for what the engine cannot do.
         """
@@ -282,7 +282,7 @@ class ForeignEngine(abc.ABC):
             yield from self._counted()
 
     def _counted(self) -> Iterator[Generation]:
-        """Those that have ended, with who drafted what they accepted."""
+        """Yield those that have ended, with who drafted what they accepted."""
         ended, self._ended = self._ended, []
         if self._counts and ended:
             texts = [(np.array(each.prompt_ids + each.token_ids, np.int32).tobytes(), len(each.prompt_ids)) for each in ended]
@@ -294,7 +294,7 @@ class ForeignEngine(abc.ABC):
         yield from ended
 
     def _end(self, generation: Generation, steps: int, draft_tokens: int | None, reason: str, stop_text: bool) -> None:
-        """A request has ended. draft_tokens: of all its steps, None where unknown. stop_text: a stop text is complete."""
+        """End a request. draft_tokens: of all its steps, None where unknown. stop_text: a stop text is complete."""
         generation.steps = steps
         generation.accepted_tokens = max(0, len(generation.token_ids) - 1 - steps)
         generation.draft_tokens = generation.accepted_tokens if draft_tokens is None else draft_tokens
@@ -309,7 +309,7 @@ class ForeignEngine(abc.ABC):
             del generation.token_ids[tokens:], generation.token_logprobs[tokens:]
 
     def _through_stop(self, generation: Generation) -> int:
-        """How many tokens there are until a stop text is complete: engines leave those that were accepted behind it."""
+        """Count the tokens until a stop text is complete: engines leave those that were accepted behind it."""
         assert self._tokenizer is not None
         tokenizer, ids, stop = self._tokenizer, generation.token_ids, generation.stop
         return 1 + bisect.bisect_left(
@@ -318,7 +318,7 @@ class ForeignEngine(abc.ABC):
 
 
 def common_params(generation: Generation, repetition_penalty: float) -> dict[str, Any]:
-    """Sampling parameters that vLLM and SGLang call the same. repetition_penalty: of the model, where a request sets none."""
+    """Return the sampling parameters that vLLM and SGLang name alike. repetition_penalty: of the model."""
     sampling = generation.sampling
     return {
         "temperature": sampling.temperature or 0.0,
@@ -333,7 +333,7 @@ def common_params(generation: Generation, repetition_penalty: float) -> dict[str
 
 
 def cause_of(error: BaseException) -> str:
-    """In one line: of errors that came of each other the first, if it is ours or holds more than its kind."""
+    """Describe in one line the first of errors that caused each other, if it is ours or holds more than its kind."""
     while error.__cause__ is not None and not isinstance(error, LookaheadError):
         error = error.__cause__
     if hasattr(error, "errors") and callable(error.errors):  # of pydantic, whose first line is a title

@@ -34,7 +34,7 @@ OWN = GIVEN - 2  # instead of a source: a token that the model has emitted by it
 
 
 class NewTokens(NamedTuple):
-    """What a request emitted since its latest step, at least one token.
+    """Holds what a request emitted since its latest step, at least one token.
 
     room: draft tokens that its text may still take; the drafter's options are a limit, too.
     """
@@ -45,8 +45,9 @@ class NewTokens(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step that has begun. expected: draft tokens that are to be accepted. arrived, left: clock readings, in seconds: tokens
-    came, drafts were handed over.
+    """Describes a step that has begun.
+
+    expected: draft tokens that are to be accepted. arrived, left: when tokens came and drafts were handed over, in seconds.
     """
 
     request_ids: list[Hashable]
@@ -58,7 +59,7 @@ class _Step(NamedTuple):
 
 
 class ExternalBudget:
-    """The draft budget of an engine that reports nothing of its forwards. Calls come in turn: arrived, left.
+    """Chooses how much is drafted for an engine that reports nothing of its forwards. Calls come in turn: arrived, left.
 
     The time from handing drafts over to the tokens that came of them is taken as that of the forward: it includes the engine's
     scheduling and sampling.
@@ -71,7 +72,7 @@ class ExternalBudget:
         self._arrived = 0.0
 
     def arrived(self, new: Sequence[NewTokens], others: int, now: float) -> bool:
-        """Tokens have come; True if the next step is to have drafts.
+        """Note that tokens have come; return True if the next step is to have drafts.
 
         others: requests that were prefilled alongside. now: clock reading, in seconds.
         """
@@ -84,15 +85,16 @@ class ExternalBudget:
         return self.budget.drafts(len(ids))
 
     def left(self, tokens: int, expected: float, drafts: bool, now: float) -> None:
-        """Drafts are handed over. tokens: that the next forward gets. expected: draft tokens that are to be accepted. drafts:
-        the step was to have some.
+        """Note that drafts are handed over.
+
+        tokens: that the next forward gets. expected: draft tokens that are to be accepted. drafts: the step was to have some.
         """
         if tokens:
             self._before = _Step(self._ids, tokens, expected, drafts, self._arrived, now)
 
 
 class Emitted:
-    """What a request has emitted since it began, or resumed with `begin` tokens: for each token who drafted it."""
+    """Keeps who drafted each token that a request has emitted since it began, or resumed with `begin` tokens."""
 
     __slots__ = ("begin", "drafted", "sources", "taken")
 
@@ -103,7 +105,7 @@ class Emitted:
         self.taken = False  # it has been asked for
 
     def of_step(self, token_ids: Sequence[int]) -> list[int]:
-        """Who drafted each of a step's tokens: all but the last one are a path of the latest draft, filler included."""
+        """Find who drafted each of a step's tokens: all but the last one are a path of the latest draft, filler included."""
         found: list[int] = []
         node, tree = 0, self.drafted
         for token in token_ids[:-1]:
@@ -118,20 +120,20 @@ class Emitted:
 
 
 class TextSpan(NamedTuple):
-    """A part of a text, from `emitted.begin`. text: int32, from the prompt's first token on."""
+    """Holds a part of a text, from `emitted.begin`. text: int32, from the prompt's first token on."""
 
     text: np.ndarray
     emitted: Emitted
 
     def agrees(self, text: np.ndarray, prompt: int) -> bool:
-        """It begins within the answer, and is the same as far as both go: an engine may cut what was emitted last."""
+        """Return whether it begins within the answer and is the same as far as both go: an engine may cut what came last."""
         emitted, common = self.emitted, min(len(self.text), len(text))
         begins = not emitted.taken and prompt <= emitted.begin < common
         return begins and bool(np.array_equal(self.text[:common], text[:common]))
 
 
 class _Known:
-    """A running request. slot: its row's in the batch."""
+    """Holds a running request. slot: its row's in the batch."""
 
     __slots__ = ("emitted", "row", "slot")
 
@@ -141,7 +143,7 @@ class _Known:
 
 
 class Requests:
-    """The running requests of an engine.
+    """Drafts for the running requests of an engine.
 
     pace: chooses how much is drafted, by the time between two steps; None: each step drafts all that the drafter's options
     allow, at their price. steps, drafted: calls of `step`; draft tokens they gave out. counts: who drafted what was accepted
@@ -168,9 +170,9 @@ class Requests:
         return iter(self._known)
 
     def begin(self, request_id: Hashable, text: Sequence[int] | np.ndarray) -> None:
-        """A request begins, or resumes after a preemption: its prompt and what it has emitted, at least one token.
+        """Begin a request, or resume it after a preemption.
 
-        The tokens that it emits next come with its first `step`.
+        text: its prompt and what it has emitted, at least one token. What it emits next comes with its first `step`.
         """
         self.finish(request_id)
         row = self.drafter.start(text)
@@ -179,18 +181,18 @@ class Requests:
         self._in_slots.append(known)
 
     def length(self, request_id: Hashable) -> int:
-        """Tokens of a request's text so far, prompt included."""
+        """Count the tokens of a request's text so far, prompt included."""
         known = self._known[request_id]
         return len(known.row.text) + len(self._batch.unknown_tokens(known.slot))
 
     def has_text(self, request_id: Hashable, text: np.ndarray) -> bool:
-        """Whether a request's text so far is this one. text: int32."""
+        """Return whether a request's text so far is this one. text: int32."""
         known = self._known[request_id]
         own, new = known.row.text, self._batch.unknown_tokens(known.slot)
         return np.array_equal(own, text[: len(own)]) and np.array_equal(new, text[len(own) :])
 
     def finish(self, request_id: Hashable) -> None:
-        """A request has ended; of one that is not known nothing happens. Its output joins the drafter's memory."""
+        """End a request, if it is known. Its output joins the drafter's memory."""
         if known := self._known.pop(request_id, None):
             self._batch.remove(known.slot)
             last = self._in_slots.pop()
@@ -201,12 +203,12 @@ class Requests:
             known.row.finish()
 
     def keep_only(self, running: Collection[Hashable]) -> None:
-        """Requests that are not in `running` have ended."""
+        """End all requests that are not in `running`."""
         for request_id in [each for each in self._known if each not in running]:
             self.finish(request_id)
 
     def step(self, new: Sequence[NewTokens], others: int = 0) -> list[DraftTree]:
-        """A forward of the engine is over: these requests have emitted tokens. Returns a draft tree of each for the next one.
+        """Take what a forward of the engine has emitted; return a draft tree of each request for the next one.
 
         Node 0 of a tree is the latest token, `probabilities` are those of paths. others: requests that the forward only
         prefilled. Each request in `new` must have begun.
@@ -245,7 +247,7 @@ class Requests:
         return self.drafter.forget()
 
     def accepted_of(self, text: np.ndarray, prompt: int) -> Counter[str]:
-        """Accepted tokens of the request with this text by draft source. It can be asked for once.
+        """Count the accepted tokens of the request with this text by draft source. It can be asked for once.
 
         text: int32, prompt and answer. prompt: tokens of the prompt. A request that was preempted has several spans. What is
         not known is not counted.
@@ -274,7 +276,7 @@ class Requests:
 
 
 class Link:
-    """A job's line to our drafter in another process. Calls return nothing where no drafter is there, or does not answer.
+    """Connects a job to our drafter in another process. Calls return nothing where no drafter is there, or does not answer.
 
     The job listens at a local socket, which the other process inherits by an environment variable, with a key that both check.
     """
@@ -295,7 +297,7 @@ class Link:
             log.debug("no drafter has come", exc_info=True)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """[what `Requests.answer` returns], or nothing."""
+        """Return [what `Requests.answer` does], or nothing."""
         try:
             if not self._there.wait(PATIENCE):
                 return []
@@ -313,7 +315,7 @@ class Link:
 
 
 def serve(requests: Requests, lock: threading.Lock, environment: Mapping[str, str] = os.environ) -> None:
-    """The drafter's end: answer the job, if one listens, in a thread. lock: held while `requests` is used."""
+    """Answer the job, if one listens, in a thread. lock: held while `requests` is used."""
     if LINK not in environment:
         return
     address, key = json.loads(environment[LINK])

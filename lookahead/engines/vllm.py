@@ -54,7 +54,7 @@ SIGNATURES: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {  # of function
 
 
 class Proposer:
-    """vLLM's V1 runner makes it and asks it for drafts after each forward (`method: custom_class`).
+    """Drafts for vLLM's V1 runner, which makes it and asks it for drafts after each forward (`method: custom_class`).
 
     requests: None where nothing is drafted: another vLLM than those known, or another rank than the first, whose drafts count.
     """
@@ -68,10 +68,10 @@ class Proposer:
             self._rows = ByText(self.requests)
 
     def load_model(self, *args: Any, **options: Any) -> None:
-        """There is none."""
+        """Do nothing: there is none."""
 
     def dummy_run(self, *args: Any, **options: Any) -> None:
-        """There is nothing to run."""
+        """Do nothing: there is nothing to run."""
 
     def propose(
         self,
@@ -81,7 +81,7 @@ class Proposer:
         slot_mappings: Any = None,
         **further: Any,
     ) -> list[list[int]]:
-        """Draft tokens of each row of the batch, none where they do not pay.
+        """Return draft tokens of each row of the batch, none where they do not pay.
 
         sampled_token_ids: what each row has emitted, nothing while it prefills. num_tokens_no_spec: int32 [rows], of its text.
         token_ids_cpu: int32 [rows, longest text], texts.
@@ -97,7 +97,7 @@ class Proposer:
 
 
 class DrafterOfWorker:
-    """What vLLM mixes into its worker class (`worker_extension_cls`), so that a job asks our drafter by `collective_rpc`."""
+    """Lets a job ask our drafter by `collective_rpc`: vLLM mixes it into its worker class (`worker_extension_cls`)."""
 
     model_runner: Any
 
@@ -115,7 +115,7 @@ class DrafterOfWorker:
 
 
 def register() -> None:
-    """The entry point: let vLLM's V2 runner take our speculator. Raises nothing.
+    """Let vLLM's V2 runner take our speculator, as the entry point. Raises nothing.
 
     Nothing is changed where vLLM is not known: the Proposer reports it, where it is used.
     """
@@ -163,7 +163,7 @@ def _patch_runner() -> None:
 
 
 def requests_of(vllm_config: Any, timed: bool) -> Requests | None:
-    """What drafts for vLLM; None where nothing does: another vLLM than those known, or another rank than the first.
+    """Make what drafts for vLLM; None where nothing does: another vLLM than those known, or another rank than the first.
 
     timed: drafts are to be as long as pays by the clock, where the settings leave it so. Raises UsageError for settings or a
     model that cannot be used, LookaheadError for a trie.
@@ -197,7 +197,7 @@ def check_model(vllm_config: Any) -> None:
 
 
 def rank_of() -> int:
-    """Of this process among those that share the model's layers; 0: its drafts count."""
+    """Return this process's rank among those that share the model's layers; drafts of rank 0 count."""
     from vllm.distributed.parallel_state import get_tp_group
 
     try:
@@ -217,7 +217,7 @@ def unknown_version() -> str:
 
 @functools.cache
 def changed(runner: str) -> str:
-    """The first thing that does not look as it did; "" if all does."""
+    """Return the first thing that does not look as it did; "" if all does."""
     for module, name, parameters in SIGNATURES[runner]:
         try:
             found: Any = importlib.import_module(module)
@@ -272,7 +272,7 @@ def sampling_problem() -> str:
 
 
 def _expands() -> bool:
-    """vLLM repeats a row's temperature for each of its drafted positions."""
+    """Return whether vLLM repeats a row's temperature for each of its drafted positions."""
     import torch
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
@@ -283,7 +283,7 @@ def _expands() -> bool:
 def _expand(
     output: Any, input_val: Any, cu_num_tokens: Any, replace_from: Any, replace_to: Any, MAX_NUM_TOKENS: Any = None
 ) -> None:
-    """What vLLM's `expand_kernel` does: values [rows] to output [tokens], a row's for each of its tokens."""
+    """Do what vLLM's `expand_kernel` does: values [rows] to output [tokens], a row's for each of its tokens."""
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))

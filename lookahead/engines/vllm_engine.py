@@ -1,7 +1,4 @@
-"""vLLM as the engine of a job. In: requests, as our own engine takes them. Out: the same, ended, with vLLM's tokens.
-
-What it does as an engine is in foreign.py.
-"""
+"""vLLM as the engine of a job. In: requests, as our own engine takes them. Out: the same, ended, with vLLM's tokens."""
 
 from __future__ import annotations
 
@@ -40,13 +37,13 @@ OURS = {  # arguments of vLLM that options of a job set
 
 @dataclasses.dataclass(frozen=True)
 class VllmSettings(ForeignSettings):
-    """What vLLM is started with. own: a speculative config."""
+    """Holds what vLLM is started with. own: a speculative config."""
 
     def start(self, tokenizer: Any | None) -> VllmEngine:
         return VllmEngine(self, tokenizer)
 
     def arguments(self, on_cpu: bool) -> dict[str, Any]:
-        """Of `EngineArgs`. Raises UsageError for what is set twice."""
+        """Return arguments of `EngineArgs`. Raises UsageError for what is set twice."""
         self.check_arguments(OURS)
         found: dict[str, Any] = {
             "model": self.model.name,
@@ -82,7 +79,7 @@ class VllmSettings(ForeignSettings):
 
 
 class VllmEngine(ForeignEngine):
-    """Requests that are decoded by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts. steps: of vLLM."""
+    """Decodes requests by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts. steps: of vLLM."""
 
     features = VLLM
 
@@ -111,7 +108,7 @@ class VllmEngine(ForeignEngine):
         self._engine.abort_request(names)
 
     def _advance(self) -> Iterator[tuple[str, Generation]]:
-        """One step of vLLM."""
+        """Take one step of vLLM."""
         began = time.perf_counter()
         outputs = self._engine.step()
         now = time.perf_counter()
@@ -157,7 +154,7 @@ class VllmEngine(ForeignEngine):
 
 
 def _logprobs(sample: Any, generation: Generation) -> list[TokenLogprobs]:
-    """Of the tokens of one step; vLLM gives the emitted token's first, then the best."""
+    """Return those of the tokens of one step; vLLM gives the emitted token's first, then the best."""
     most = generation.logprobs
     if most is None or sample.logprobs is None:
         return []
@@ -170,7 +167,7 @@ def _logprobs(sample: Any, generation: Generation) -> list[TokenLogprobs]:
 
 
 def _started(settings: VllmSettings) -> Any:
-    """vLLM's engine. Raises UsageError where it is not installed or knows no such argument, LookaheadError where it fails."""
+    """Start vLLM's engine. Raises UsageError if it is not installed or knows no such argument, LookaheadError if it fails."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # answers may go to stdout
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -204,7 +201,7 @@ def _started(settings: VllmSettings) -> Any:
 
 
 def params_of(generation: Generation, repetition_penalty: float) -> Any:
-    """vLLM's SamplingParams, see `common_params`."""
+    """Make vLLM's SamplingParams, see `common_params`."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = generation.sampling
@@ -224,7 +221,7 @@ def params_of(generation: Generation, repetition_penalty: float) -> Any:
 
 
 def structured(constraint: Constraint | None) -> Any:
-    """vLLM's StructuredOutputsParams."""
+    """Make vLLM's StructuredOutputsParams."""
     if constraint is None:
         return None
     from vllm.sampling_params import StructuredOutputsParams

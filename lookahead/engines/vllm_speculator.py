@@ -23,7 +23,10 @@ PROPOSE = inspect.signature(BaseSpeculator.propose)
 
 
 class Speculator(BaseSpeculator):
-    """requests: None on ranks that take the drafts of the first one, and where nothing is drafted: then all is filler."""
+    """Drafts for vLLM's V2 runner.
+
+    requests: None on ranks that take the drafts of the first one, and where nothing is drafted: then all is filler.
+    """
 
     supports_mm_inputs = False
     draft_logits = None
@@ -50,17 +53,17 @@ class Speculator(BaseSpeculator):
         self.draft_token_confidence_probs = torch.zeros(rows, steps, dtype=torch.float32, device=device)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing of ours is in a graph."""
+        """Do nothing: nothing of ours is in a graph."""
 
     def capture(self) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
     def load_model(self, *args: Any, **options: Any) -> None:
-        """There is none."""
+        """Do nothing: there is none."""
 
     @torch.inference_mode()
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """int64 [rows, K], filler where nothing is drafted.
+        """Return int64 [rows, K], filler where nothing is drafted.
 
         num_sampled: [rows]. last_sampled: [any, 1], by `idx_mapping`; further arguments as of vLLM.
         """
