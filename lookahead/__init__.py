@@ -23,79 +23,55 @@ from typing import TYPE_CHECKING, Any
 from lookahead.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lookahead.api import GenerationParams, GenerationResult, LookaheadEngine
-    from lookahead.decode.constraint import Constraint
-    from lookahead.decode.engine import DecodingEngine, Generation
-    from lookahead.decode.logprobs import TokenLogprobs
-    from lookahead.draft.drafter import Drafter
-    from lookahead.draft.options import DraftOptions
-    from lookahead.draft.sources import DraftSource
-    from lookahead.errors import LookaheadError
-    from lookahead.hf import lookahead_generate
-    from lookahead.job.events import JobEvents
-    from lookahead.job.progress import JobReport
-    from lookahead.job.run import run_job
-    from lookahead.job.spec import JobSpec
-    from lookahead.models.load import load_model
-    from lookahead.token_documents import TokenDocument, TokenizerIdentity
-    from lookahead.trie.build import append_trie, build_trie
-    from lookahead.trie.file import Trie
-    from lookahead.trie.merge import merge_tries
-    from lookahead.trie.prune import prune_trie
+    from lookahead.api import GenerationParams as GenerationParams
+    from lookahead.api import GenerationResult as GenerationResult
+    from lookahead.api import LookaheadEngine as LookaheadEngine
+    from lookahead.decode.constraint import Constraint as Constraint
+    from lookahead.decode.engine import DecodingEngine as DecodingEngine
+    from lookahead.decode.engine import Generation as Generation
+    from lookahead.decode.logprobs import TokenLogprobs as TokenLogprobs
+    from lookahead.draft.drafter import Drafter as Drafter
+    from lookahead.draft.options import DraftOptions as DraftOptions
+    from lookahead.draft.sources import DraftSource as DraftSource
+    from lookahead.errors import LookaheadError as LookaheadError
+    from lookahead.hf import lookahead_generate as lookahead_generate
+    from lookahead.job.events import JobEvents as JobEvents
+    from lookahead.job.progress import JobReport as JobReport
+    from lookahead.job.run import run_job as run_job
+    from lookahead.job.spec import JobSpec as JobSpec
+    from lookahead.models.load import load_model as load_model
+    from lookahead.token_documents import TokenDocument as TokenDocument
+    from lookahead.token_documents import TokenizerIdentity as TokenizerIdentity
+    from lookahead.trie.build import append_trie as append_trie
+    from lookahead.trie.build import build_trie as build_trie
+    from lookahead.trie.file import Trie as Trie
+    from lookahead.trie.merge import merge_tries as merge_tries
+    from lookahead.trie.prune import prune_trie as prune_trie
 
-_HOMES = {
-    "LookaheadEngine": "lookahead.api",
-    "GenerationParams": "lookahead.api",
-    "GenerationResult": "lookahead.api",
-    "build_trie": "lookahead.trie.build",
-    "append_trie": "lookahead.trie.build",
-    "TokenDocument": "lookahead.token_documents",
-    "TokenizerIdentity": "lookahead.token_documents",
-    "merge_tries": "lookahead.trie.merge",
-    "prune_trie": "lookahead.trie.prune",
-    "Trie": "lookahead.trie.file",
-    "Drafter": "lookahead.draft.drafter",
-    "DraftOptions": "lookahead.draft.options",
-    "DraftSource": "lookahead.draft.sources",
-    "Constraint": "lookahead.decode.constraint",
-    "DecodingEngine": "lookahead.decode.engine",
-    "Generation": "lookahead.decode.engine",
-    "TokenLogprobs": "lookahead.decode.logprobs",
-    "load_model": "lookahead.models.load",
-    "LookaheadError": "lookahead.errors",
-    "lookahead_generate": "lookahead.hf",
-    "JobSpec": "lookahead.job.spec",
-    "JobEvents": "lookahead.job.events",
-    "JobReport": "lookahead.job.progress",
-    "run_job": "lookahead.job.run",
+# Names of each file of the package
+_NAMES: dict[str, tuple[str, ...]] = {
+    "api": ("GenerationParams", "GenerationResult", "LookaheadEngine"),
+    "decode.constraint": ("Constraint",),
+    "decode.engine": ("DecodingEngine", "Generation"),
+    "decode.logprobs": ("TokenLogprobs",),
+    "draft.drafter": ("Drafter",),
+    "draft.options": ("DraftOptions",),
+    "draft.sources": ("DraftSource",),
+    "errors": ("LookaheadError",),
+    "hf": ("lookahead_generate",),
+    "job.events": ("JobEvents",),
+    "job.progress": ("JobReport",),
+    "job.run": ("run_job",),
+    "job.spec": ("JobSpec",),
+    "models.load": ("load_model",),
+    "token_documents": ("TokenDocument", "TokenizerIdentity"),
+    "trie.build": ("append_trie", "build_trie"),
+    "trie.file": ("Trie",),
+    "trie.merge": ("merge_tries",),
+    "trie.prune": ("prune_trie",),
 }
-
-__all__ = [
-    "Constraint",
-    "DecodingEngine",
-    "DraftOptions",
-    "DraftSource",
-    "Drafter",
-    "Generation",
-    "GenerationParams",
-    "GenerationResult",
-    "JobEvents",
-    "JobReport",
-    "JobSpec",
-    "LookaheadEngine",
-    "LookaheadError",
-    "TokenDocument",
-    "TokenLogprobs",
-    "TokenizerIdentity",
-    "Trie",
-    "append_trie",
-    "build_trie",
-    "load_model",
-    "lookahead_generate",
-    "merge_tries",
-    "prune_trie",
-    "run_job",
-]
+_HOMES = {name: f"lookahead.{home}" for home, names in _NAMES.items() for name in names}
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

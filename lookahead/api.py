@@ -270,12 +270,12 @@ class LookaheadEngine:
         finally:
             self._in_use.release()
 
-    def _request(self, prompt: Prompt, params: GenerationParams, place: int, now: datetime.datetime) -> Generation:
+    def _request(self, prompt: Prompt, params: GenerationParams, index: int, now: datetime.datetime) -> Generation:
         """A request that has not begun. Its seed is that of a row of a job, whose id is its line.
 
         Raises LookaheadError for a prompt that cannot be used.
         """
-        number = place + 1
+        number = index + 1
         request = parse_row(_as_row(prompt), number)
         if request.problem:
             raise LookaheadError(f"prompt {number}: {request.problem}.")

@@ -10,7 +10,7 @@ Rows run ahead of each other, so processors and criteria see one row at a time, 
 from __future__ import annotations
 
 import copy
-import dataclasses
+import itertools
 import logging
 import threading
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ def lookahead_generate(
         if target.decodes_plainly(longest):
             return model._sample(input_ids, *arguments, streamer=streamer, **model_kwargs)
         refuse_unknown_ids(target, prompts, drafter)
-        call = Call.of(input_ids, generation_config, logits_processor, stopping_criteria)
+        call = Call(input_ids, generation_config, logits_processor, stopping_criteria)
         batch = Batch(call, input_ids, prompts, streamer)
         batch.decode(kept.engine_of(drafter, rows=len(prompts)), longest - input_ids.shape[1])
     if streamer is not None:
@@ -98,48 +98,31 @@ def lookahead_generate(
     return batch.output(input_ids)
 
 
-@dataclasses.dataclass(frozen=True)
 class Call:
-    """What all rows of a call share. pads: rows that have ended are filled with `pad`; else they continue until all have."""
+    """What all rows of a call share.
 
-    rows: int
-    width: int  # of the prompts
-    device: torch.device  # of the ids, where `generate` chooses tokens
-    processors: LogitsProcessorList
-    asked: StoppingCriteriaList  # criteria, but for those of the next two
-    stop_ids: frozenset[int]
-    max_length: int
-    pads: bool
-    pad: int
-    draws: Draws | None
-    keeps_scores: bool
-    keeps_logits: bool
-    in_dict: bool
+    width: of the prompts. device: of the ids, where `generate` chooses tokens. asked: criteria, but for end tokens and the
+    longest text. pads: rows that have ended are filled with `pad`; else they continue until all have. Raises UsageError where
+    there is no token to fill ended rows with.
+    """
 
-    @staticmethod
-    def of(input_ids: torch.Tensor, config: Any, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> Call:
-        """Raises UsageError where there is no token to fill ended rows with."""
-        rows, width = input_ids.shape
-        pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        pad = config._pad_token_tensor
-        if pads and pad is None:
+    def __init__(
+        self, input_ids: torch.Tensor, config: Any, processors: LogitsProcessorList, criteria: StoppingCriteriaList
+    ) -> None:
+        self.rows, self.width = input_ids.shape
+        self.device, self.processors = input_ids.device, processors
+        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        if self.pads and config._pad_token_tensor is None:
             raise UsageError("there is an EosTokenCriteria and no pad token for rows that have ended: set pad_token_id.")
-        in_dict = bool(config.return_dict_in_generate)
-        return Call(
-            rows,
-            width,
-            input_ids.device,
-            processors,
-            StoppingCriteriaList(c for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria)),
-            frozenset(t for c in criteria if type(c) is EosTokenCriteria for t in c.eos_token_id.flatten().tolist()),
-            min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=1 << 62),
-            pads,
-            int(pad) if pads else 0,
-            Draws(rows, input_ids.device) if config.do_sample else None,
-            in_dict and bool(config.output_scores),
-            in_dict and bool(config.output_logits),
-            in_dict,
-        )
+        self.pad = int(config._pad_token_tensor) if self.pads else 0
+        self.asked = StoppingCriteriaList(c for c in criteria if type(c) not in (EosTokenCriteria, MaxLengthCriteria))
+        ends = [c.eos_token_id.flatten().tolist() for c in criteria if type(c) is EosTokenCriteria]
+        self.stop_ids = frozenset(itertools.chain(*ends))
+        self.max_length = min((c.max_length for c in criteria if type(c) is MaxLengthCriteria), default=1 << 62)
+        self.draws = Draws(self.rows, self.device) if config.do_sample else None
+        self.in_dict = bool(config.return_dict_in_generate)
+        self.keeps_scores = self.in_dict and bool(config.output_scores)
+        self.keeps_logits = self.in_dict and bool(config.output_logits)
 
 
 class Draws:
@@ -181,22 +164,22 @@ class GenerateRow:
 
     def __init__(self, call: Call, number: int, ids: torch.Tensor):
         self.call, self.number = call, number
-        self.said: list[int] = []
+        self.emitted: list[int] = []
         self.scores: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
         self.ended = False
         self._ids = ids  # [1, width + emitted]
         self._processors = LogitsProcessorList(of_row(p, number, call.rows) for p in call.processors)
         self._asked = StoppingCriteriaList(of_row(c, number, call.rows) for c in call.asked)
-        self._best_says = not (call.processors or call.draws or call.keeps_scores or call.keeps_logits)
+        self._takes_best = not (call.processors or call.draws or call.keeps_scores or call.keeps_logits)
 
     def next_token(self, scores: Scores, slot: int, node: int) -> int:
-        if self._best_says:
+        if self._takes_best:
             return scores.best(slot, node)
         with torch.inference_mode(False), torch.no_grad():  # as in `generate`: what is kept is good for training too
             found = self.score(scores.of(slot)[node])
             if self.call.draws:
-                return self.call.draws.draw(self.number, len(self.said), found.softmax(-1))
+                return self.call.draws.draw(self.number, len(self.emitted), found.softmax(-1))
             return int(found.argmax(-1))
 
     def score(self, logits: torch.Tensor) -> torch.Tensor:
@@ -214,7 +197,7 @@ class GenerateRow:
         self.take(token)
         if self.ended:  # and continues alongside rows that have not
             return False
-        self.ended = token in self.call.stop_ids or self.call.width + len(self.said) >= self.call.max_length
+        self.ended = token in self.call.stop_ids or self.call.width + len(self.emitted) >= self.call.max_length
         if self._asked:
             with torch.inference_mode(False), torch.no_grad(), callers_device():
                 scores = tuple(self.scores) if self.call.keeps_scores else None
@@ -223,7 +206,7 @@ class GenerateRow:
 
     def take(self, token: int) -> None:
         """`token` is the next of the text."""
-        self.said.append(token)
+        self.emitted.append(token)
         if self._processors or self._asked:  # a new tensor each time, as in `generate`: some keep what they are shown
             with torch.inference_mode(False):
                 self._ids = torch.cat([self._ids, self._ids.new_tensor([[token]])], dim=-1)
@@ -273,8 +256,8 @@ class Batch:
         """Decode all rows to the length of the longest. room: tokens that a row may emit."""
         try:
             self._run(engine, [room] * len(self.rows))
-            steps = max(len(row.said) for row in self.rows)
-            missing = [steps - len(row.said) for row in self.rows]
+            steps = max(len(row.emitted) for row in self.rows)
+            missing = [steps - len(row.emitted) for row in self.rows]
             if self.call.pads:
                 for row, prompt, count in zip(self.rows, self.prompts, missing, strict=True):
                     if count:
@@ -288,7 +271,7 @@ class Batch:
     def _run(self, engine: DecodingEngine, rooms: Sequence[int]) -> None:
         """Let rows emit up to that many tokens more."""
         generations = [
-            Generation([*prompt, *row.said], room, frozenset(), chooser=row, streamed=self.streamer is not None)
+            Generation([*prompt, *row.emitted], room, frozenset(), chooser=row, streamed=self.streamer is not None)
             for row, prompt, room in zip(self.rows, self.prompts, rooms, strict=True)
             if room
         ]
@@ -299,14 +282,14 @@ class Batch:
     def _pad(self, target: TargetModel, row: GenerateRow, prompt: Sequence[int], count: int) -> None:
         """Fill a row that has ended. `generate` scores the padding as any text, so its scores are computed where asked for."""
         if self.call.keeps_scores or self.call.keeps_logits:
-            text = torch.tensor([[*prompt, *row.said, *[self.call.pad] * (count - 1)]], device=target.device)
+            text = torch.tensor([[*prompt, *row.emitted, *[self.call.pad] * (count - 1)]], device=target.device)
             chosen = {"logits_to_keep": count} if "logits_to_keep" in target.arguments else {}
             with torch.no_grad():
                 for logits in target.model(input_ids=text, use_cache=False, **chosen).logits[0, -count:]:
                     row.score(logits)
                     row.take(self.call.pad)
         else:
-            row.said += [self.call.pad] * count
+            row.emitted += [self.call.pad] * count
 
     def _stream(self) -> bool:
         """Hand the streamer the steps that are known of all rows. Never ends a run."""
@@ -318,16 +301,16 @@ class Batch:
 
     def _tokens_of(self, step: int) -> list[int] | None:
         """What all rows emit at a step; None if that is not known, or none emits anything."""
-        if not any(step < len(row.said) for row in self.rows):
+        if not any(step < len(row.emitted) for row in self.rows):
             return None
-        if not all(step < len(row.said) or (row.ended and self.call.pads) for row in self.rows):
+        if not all(step < len(row.emitted) or (row.ended and self.call.pads) for row in self.rows):
             return None
-        return [row.said[step] if step < len(row.said) else self.call.pad for row in self.rows]
+        return [row.emitted[step] if step < len(row.emitted) else self.call.pad for row in self.rows]
 
     def output(self, input_ids: torch.Tensor) -> Any:
         """[rows, width + steps], or with it all that was kept."""
-        said = torch.tensor([row.said for row in self.rows], dtype=input_ids.dtype, device=input_ids.device)
-        sequences = torch.cat([input_ids, said], dim=-1)
+        emitted = torch.tensor([row.emitted for row in self.rows], dtype=input_ids.dtype, device=input_ids.device)
+        sequences = torch.cat([input_ids, emitted], dim=-1)
         if not self.call.in_dict:
             return sequences
         scores = tuple(map(torch.cat, zip(*(row.scores for row in self.rows), strict=True)))

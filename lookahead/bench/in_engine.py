@@ -26,8 +26,7 @@ from lookahead.bench.on_model import answerable
 from lookahead.bench.run import Run, Sample
 from lookahead.draft.counts import summed
 from lookahead.draft.options import DraftOptions
-from lookahead.engines.abilities import ABILITIES
-from lookahead.engines.foreign import ForeignSettings
+from lookahead.engines.foreign import FEATURES, ForeignSettings
 from lookahead.engines.sglang_engine import SglangSettings
 from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.errors import LookaheadError, first_line
@@ -84,7 +83,7 @@ class InProcess:
 
     def __init__(self, name: str, settings: ForeignSettings):
         context = multiprocessing.get_context("spawn")
-        self._title = ABILITIES[name].title
+        self._title = FEATURES[name].title
         self._line, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, name, settings))
         self._process.start()
@@ -185,7 +184,7 @@ def bench_in_engine(bench: ModelBench, path: str, events: BenchEvents | None = N
             if not settings.takes_signals:
                 return LocalEngine(in_engine(engine, settings, opened, events))
             settings.check_installed()
-            waiting = f"Starting {ABILITIES[engine].title}: {contender.name} ..."
+            waiting = f"Starting {FEATURES[engine].title}: {contender.name} ..."
             started: InProcess = events.with_spinner(lambda: InProcess(engine, settings), waiting)
             return started
 

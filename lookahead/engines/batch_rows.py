@@ -39,7 +39,7 @@ class ByText:
     def step(
         self, emitted: Sequence[Sequence[int]], lengths: Sequence[int] | np.ndarray, texts: np.ndarray, longest: int
     ) -> list[list[int]]:
-        """A forward is over. Returns the draft tokens of each row: of its most probable path.
+        """Take what a forward has emitted; return the draft tokens of each row, of its most probable path.
 
         emitted: new tokens of each row; none of one that is still prefilling. lengths: tokens of each row's text, the new ones
         included. texts: int32 [rows or more, longest text or more]. longest: tokens that a text may have.
@@ -61,7 +61,7 @@ class ByText:
         return drafts
 
     def _found(self, before: dict[int, np.ndarray]) -> dict[int, int]:
-        """Request ids of the rows that were there before. before: the text of each row without its new tokens."""
+        """Find the request ids of rows that were in the batch before. before: the text of each row without its new tokens."""
         requests, found = self.requests, dict[int, int]()
         left = {row: known for row, known in self._at.items() if known in requests}
         for row, text in before.items():
@@ -88,9 +88,9 @@ LEAST = 1e-9  # of a path's probability
 
 
 class Running(NamedTuple):
-    """A request as the engine has it. prefilled: tokens that it began or resumed with. longest: tokens that its text may have.
+    """Describes a request as the engine has it.
 
-    text: int32 [prefilled], those tokens.
+    prefilled: tokens that it began or resumed with. longest: tokens that its text may have. text: int32 [prefilled].
     """
 
     prefilled: int
@@ -99,7 +99,10 @@ class Running(NamedTuple):
 
 
 class ById:
-    """tokens: int64 [rows or more, K]. confidences: float32, likewise: that a token is accepted if those before it are."""
+    """Fills arrays with the drafts of rows.
+
+    tokens: int64 [rows or more, K]. confidences: float32, likewise: that a token is accepted if those before it are.
+    """
 
     def __init__(self, requests: Requests, tokens: np.ndarray, confidences: np.ndarray):
         self.requests, self.tokens, self.confidences = requests, tokens, confidences
@@ -114,7 +117,7 @@ class ById:
         running: Collection[str],
         about: Callable[[str], Running],
     ) -> None:
-        """A forward is over: fill the first rows of the arrays.
+        """Take what a forward has emitted; fill the first rows of the arrays.
 
         request_ids: of the batch's rows. emitted, last: [rows], tokens that each has emitted, 0 while it prefills, and the last
         of them. running: ids of all requests that the engine has.
@@ -135,7 +138,7 @@ class ById:
             del self._drafted[request_id], self._begun[request_id]
 
     def _new(self, request_id: str, emitted: int, last: int, running: Running) -> NewTokens:
-        """What a request has emitted. One that is new, or has resumed, begins."""
+        """Return what a request has emitted. One that is new, or has resumed, begins."""
         requests = self.requests
         if request_id in requests and self._begun[request_id] == running.prefilled:
             tokens = [*self._drafted[request_id][: emitted - 1], last]
@@ -155,7 +158,7 @@ class ById:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text:
-    """A request's text at a step: its prompt, at least one token, and what it has emitted, at least one token.
+    """Holds a request's text at a step: its prompt, at least one token, and what it has emitted, at least one token.
 
     late: the end of what it has emitted, where an engine that overlaps its steps has not added it to `output` yet.
     """
@@ -168,18 +171,18 @@ class Text:
         return len(self.prompt) + len(self.output) + len(self.late)
 
     def emitted(self, begin: int) -> list[int]:
-        """Emitted tokens, but for the first `begin`."""
+        """Return the emitted tokens but for the first `begin`."""
         return [*self.output[begin:], *self.late[max(0, begin - len(self.output)) :]]
 
 
 class ByTree:
-    """The requests of one engine. width: nodes of each tree, root included."""
+    """Drafts trees for the requests of one engine. width: nodes of each tree, root included."""
 
     def __init__(self, requests: Requests, width: int):
         self.requests, self.width = requests, width
 
     def step(self, request_ids: Sequence[str], texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
-        """A forward is over. Returns (tokens int64 [rows * width], mask int64 [rows * width * width]), a row behind the other.
+        """Return (tokens int64 [rows * width], mask int64 [rows * width * width]) after a forward, a row behind the other.
 
         mask[row, i, j] is 1 where node j is node i or stands before it on its path. A request that is new, or that has resumed
         with another text than it had, begins.
@@ -199,12 +202,12 @@ class ByTree:
         return tokens.ravel(), mask.ravel()
 
     def finish(self, request_ids: Sequence[str]) -> None:
-        """Requests that have left the batch; one that was preempted begins again when it is back."""
+        """End requests that have left the batch; one that was preempted begins again when it is back."""
         for request_id in request_ids:
             self.requests.finish(request_id)
 
     def clear(self) -> None:
-        """All requests have ended."""
+        """End all requests."""
         self.requests.keep_only(())
 
 
@@ -223,12 +226,12 @@ def write_tree(tree: DraftTree, tokens: np.ndarray, mask: np.ndarray) -> None:
 
 
 def filler_for(taken: np.ndarray) -> int:
-    """The smallest token id that is not `taken`, the tokens of the root's children."""
+    """Return the smallest token id that is not `taken`, the tokens of the root's children."""
     return next(token for token in range(len(taken) + 1) if token not in taken)
 
 
 def only_filler(last: Sequence[int], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `ByTree.step` returns where nothing is drafted. last: the latest token of each row."""
+    """Return what `ByTree.step` does where nothing is drafted. last: the latest token of each row."""
     tokens = np.zeros((len(last), width), np.int64)
     tokens[:, 0] = last
     return tokens.ravel(), np.tile(np.tri(width, dtype=np.int64).ravel(), len(last))

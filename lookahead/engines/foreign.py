@@ -24,19 +24,59 @@ from lookahead.decode.request import Generation, room_of
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.text import found_in, text_of
 from lookahead.draft.options import DraftOptions
-from lookahead.engines.abilities import EngineFeatures
 from lookahead.errors import LookaheadError, UsageError, first_line
 from lookahead.models.options import ModelOptions
 
 log = logging.getLogger(__name__)
 
+OFF = {"typical_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # values that ask for nothing, as 0 and nothing at all
 AHEAD = 2  # batches of requests that an engine holds, so that a row begins as soon as one has ended
 ASK_SECONDS = 0.25  # between two calls to the drafter, which may be in another process; answers wait for it that long
 
 
 @dataclasses.dataclass(frozen=True)
+class EngineFeatures:
+    """Names what an engine cannot do of all that a request may ask.
+
+    title: of the engine. missing: fields that it does not have. not_with_drafts: fields that it does not have while it verifies
+    drafts; objection: what it does then.
+    """
+
+    title: str
+    missing: tuple[str, ...]
+    not_with_drafts: tuple[str, ...]
+    objection: str
+
+    def check(self, sampling: Sampling, drafts: bool = True) -> None:
+        """Raises UsageError for what the engine cannot do. drafts: it is asked to verify some."""
+        if sampling.sampling == "model":
+            raise UsageError(
+                f"sampling is model: {self.title} does not sample by all of the model's generation config, give a temperature."
+            )
+        for name in self.missing + (self.not_with_drafts if drafts else ()):
+            value = getattr(sampling, name)
+            if value and value != OFF.get(name):
+                refused = f"{self.title} {self.objection} it with drafts, so set --strategy off"
+                raise UsageError(
+                    f"{name} is set, and {f'{self.title} has none' if name in self.missing else refused} (engine hf has it)."
+                )
+
+
+VLLM = EngineFeatures(
+    "vLLM", ("typical_p", "no_repeat_ngram_size", "bad_words_ids", "processors"), ("min_p", "logit_bias"), "refuses"
+)
+SGLANG = EngineFeatures(  # penalties count the text before a draft tree for all of its nodes there
+    "SGLang",
+    ("typical_p", "no_repeat_ngram_size", "bad_words_ids", "bad_words", "processors"),
+    ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "min_new_tokens"),
+    "does not keep to",
+)
+FEATURES = {"vllm": VLLM, "sglang": SGLANG}  # by --engine
+
+
+@dataclasses.dataclass(frozen=True)
 class ForeignSettings(abc.ABC):
-    """What an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
+    """Holds what an engine is started with. engine_args: further arguments of its own, by name. batch_size: None: its own.
 
     drafts: of which strategy, price, session tokens and whether they adapt count. draft_tokens: of a row in one step, at most.
     own: the engine's own way of drafting, instead of ours. share: engines that share the device's memory; running: those of
@@ -58,13 +98,13 @@ class ForeignSettings(abc.ABC):
 
     @abc.abstractmethod
     def start(self, tokenizer: Any | None) -> ForeignEngine:
-        """The engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
+        """Start the engine. tokenizer: of the model. Raises LookaheadError if it cannot be started."""
 
     def check_installed(self) -> None:  # noqa: B027 - some engines have nothing to check
         """Raises UsageError where the engine is not installed, if that is known before it is started."""
 
     def drafting(self) -> dict[str, Any]:
-        """The object of JSON that `DraftSettings.of` reads."""
+        """Return the object of JSON that `DraftSettings.of` reads."""
         drafts = self.drafts
         return {
             "tries": [os.path.abspath(trie) for trie in self.tries],
@@ -75,7 +115,7 @@ class ForeignSettings(abc.ABC):
         }
 
     def check_arguments(self, ours: Mapping[str, str]) -> None:
-        """Raises UsageError for an argument that an option of the job sets. ours: argument -> option."""
+        """Raise UsageError for an argument that an option of the job sets. ours: argument -> option."""
         for name in self.engine_args:
             if name in ours:
                 raise UsageError(f"--engine-arg {name}: is set by {ours[name]}.")
@@ -83,7 +123,7 @@ class ForeignSettings(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ForeignTarget:
-    """What a job asks of a model. longest_text: tokens of a text. own: sampling parameters of the generation config."""
+    """Answers what a job asks of a model. longest_text: tokens of a text. own: sampling parameters of the generation config."""
 
     name: str
     vocab_size: int
@@ -94,7 +134,7 @@ class ForeignTarget:
 
 @dataclasses.dataclass
 class Running:
-    """A request that the engine has. updates: steps in which it has emitted tokens, where the engine tells them."""
+    """Tracks a request that the engine has. updates: steps in which it has emitted tokens, where the engine reports them."""
 
     generation: Generation
     began: float = 0.0
@@ -102,12 +142,12 @@ class Running:
 
 
 class ForeignEngine(abc.ABC):
-    """Requests that are decoded by another engine, `batch_size` at once. steps: of it, if known.
+    """Decodes requests by another engine, `batch_size` at once. steps: of it, if known.
 
     A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
     """
 
-    abilities: EngineFeatures
+    features: EngineFeatures
     batch_size: int
     device: str
     dtype: str
@@ -124,8 +164,13 @@ class ForeignEngine(abc.ABC):
         self._counts = False  # our drafter is asked
 
     def _check(self, sampling: Sampling) -> None:
-        """Raises UsageError for what the engine cannot do."""
-        self.abilities.check(sampling, self.target.drafts)
+        """Raise UsageError for what the engine cannot do."""
+        self.features.check(sampling, self.target.drafts)
+
+    @property
+    def _penalty(self) -> float:
+        """Return the repetition penalty of the model's generation config."""
+        return float(self.target.own.get("repetition_penalty") or 1.0)
 
     @abc.abstractmethod
     def _add(self, name: str, generation: Generation) -> None:
@@ -141,12 +186,12 @@ class ForeignEngine(abc.ABC):
 
     @abc.abstractmethod
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Of each process that may draft: what it answers to count_accepted, accepted or forget; nothing where that fails."""
+        """Ask each process that may draft, see `Requests.answer`; nothing where that fails."""
 
     @property
     @abc.abstractmethod
     def version(self) -> str:
-        """Of the engine."""
+        """Return the engine's version."""
 
     @abc.abstractmethod
     def forget(self) -> None:
@@ -165,7 +210,7 @@ class ForeignEngine(abc.ABC):
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
     ) -> Generation:
-        """A request that has not begun.
+        """Make a request that has not begun.
 
         Raises LookaheadError for an empty prompt, one that leaves no room, unknown ids, and for what the engine cannot do.
         """
@@ -173,7 +218,7 @@ class ForeignEngine(abc.ABC):
         check_vocabulary(sampling, self.target.vocab_size)
         self._check(sampling)
         if prompt_logprobs is not None:
-            raise UsageError(f"{self.abilities.title} is not asked for prompt_logprobs: leave them or --engine out.")
+            raise UsageError(f"{self.features.title} is not asked for prompt_logprobs: leave them or --engine out.")
         if sampling.stop and self._tokenizer is None:
             raise UsageError("stop texts need the model's tokenizer, and there is none: use stop_token_ids.")
         stop_ids, stop = frozenset(sampling.stop_token_ids), sampling.stop
@@ -214,7 +259,7 @@ class ForeignEngine(abc.ABC):
                 name = str(next(self._numbers))
                 self._add(name, generation)
             except Exception as error:  # engines raise many kinds
-                generation.fail(LookaheadError(f"{self.abilities.title} refuses it: {first_line(error)}."))
+                generation.fail(LookaheadError(f"{self.features.title} refuses it: {first_line(error)}."))
                 yield generation
                 continue
             self._running[name] = Running(generation, time.perf_counter())
@@ -229,7 +274,7 @@ class ForeignEngine(abc.ABC):
             yield from self._ended
             self._ended = []
             raise LookaheadError(
-                f"{self.abilities.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
+                f"{self.features.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
                 "the same command with --resume continues."
             ) from error
         due = not self._counts or not self._running or time.perf_counter() - self._asked >= ASK_SECONDS
@@ -237,7 +282,7 @@ class ForeignEngine(abc.ABC):
             yield from self._counted()
 
     def _counted(self) -> Iterator[Generation]:
-        """Those that have ended, with who drafted what they accepted."""
+        """Yield those that have ended, with who drafted what they accepted."""
         ended, self._ended = self._ended, []
         if self._counts and ended:
             texts = [(np.array(each.prompt_ids + each.token_ids, np.int32).tobytes(), len(each.prompt_ids)) for each in ended]
@@ -249,12 +294,12 @@ class ForeignEngine(abc.ABC):
         yield from ended
 
     def _end(self, generation: Generation, steps: int, draft_tokens: int | None, reason: str, stop_text: bool) -> None:
-        """A request has ended. draft_tokens: of all its steps, None where unknown. stop_text: a stop text is complete."""
+        """End a request. draft_tokens: of all its steps, None where unknown. stop_text: a stop text is complete."""
         generation.steps = steps
         generation.accepted_tokens = max(0, len(generation.token_ids) - 1 - steps)
         generation.draft_tokens = generation.accepted_tokens if draft_tokens is None else draft_tokens
         if reason not in ("stop", "length"):
-            generation.fail(LookaheadError(f"{self.abilities.title} ended it: {reason}."))
+            generation.fail(LookaheadError(f"{self.features.title} ended it: {reason}."))
             return
         generation.finish_reason = reason  # type: ignore[assignment]
         if reason == "stop" and not stop_text:
@@ -264,7 +309,7 @@ class ForeignEngine(abc.ABC):
             del generation.token_ids[tokens:], generation.token_logprobs[tokens:]
 
     def _through_stop(self, generation: Generation) -> int:
-        """How many tokens there are until a stop text is complete: engines leave those that were accepted behind it."""
+        """Count the tokens until a stop text is complete: engines leave those that were accepted behind it."""
         assert self._tokenizer is not None
         tokenizer, ids, stop = self._tokenizer, generation.token_ids, generation.stop
         return 1 + bisect.bisect_left(
@@ -272,8 +317,23 @@ class ForeignEngine(abc.ABC):
         )
 
 
+def common_params(generation: Generation, repetition_penalty: float) -> dict[str, Any]:
+    """Return the sampling parameters that vLLM and SGLang name alike. repetition_penalty: of the model."""
+    sampling = generation.sampling
+    return {
+        "temperature": sampling.temperature or 0.0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_token_ids) or None,
+    }
+
+
 def cause_of(error: BaseException) -> str:
-    """In one line: of errors that came of each other the first, if it is ours or holds more than its kind."""
+    """Describe in one line the first of errors that caused each other, if it is ours or holds more than its kind."""
     while error.__cause__ is not None and not isinstance(error, LookaheadError):
         error = error.__cause__
     if hasattr(error, "errors") and callable(error.errors):  # of pydantic, whose first line is a title

@@ -24,7 +24,9 @@ NAME = "lookahead"  # the key of our settings among an engine's own
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
-    """tries: paths of files to draft from; trie_weights: of each (default 1). price: path probability that a draft token must
+    """Holds what a user sets.
+
+    tries: paths of files to draft from; trie_weights: of each (default 1). price: path probability that a draft token must
     have. session_tokens: tokens of earlier answers that are remembered. adaptive: as many draft tokens as pay by the clock,
     where the engine leaves that to us; False: as many as the price allows.
     """
@@ -47,7 +49,7 @@ class DraftSettings:
 
     @classmethod
     def of(cls, config: Any) -> DraftSettings:
-        """Of an engine's additional config, an object that may hold ours as "lookahead". Raises UsageError."""
+        """Read an engine's additional config, an object that may hold ours as "lookahead". Raises UsageError."""
         found = config.get(NAME, {}) if isinstance(config, Mapping) else {}
         if not isinstance(found, Mapping):
             raise UsageError(f"{NAME}: got {found!r:.80}. Give an object such as {{'tries': ['answers.trie']}}.")
@@ -58,7 +60,7 @@ class DraftSettings:
         return cls(**found)
 
     def drafter(self, strategy: Strategy, draft_tokens: int) -> Drafter:
-        """A drafter whose kernels are compiled. draft_tokens: of a request in one step, at most. Raises LookaheadError."""
+        """Make a drafter whose kernels are compiled. draft_tokens: of a request in one step, at most. Raises LookaheadError."""
         options = DraftOptions(
             strategy,
             decoding_length=draft_tokens + 1,
@@ -90,7 +92,7 @@ SETTINGS = "LOOKAHEAD_SETTINGS"
 
 
 def settings_of(environment: Mapping[str, str] = os.environ) -> DraftSettings:
-    """What a user has set in LOOKAHEAD_SETTINGS. Raises UsageError."""
+    """Read what a user has set in LOOKAHEAD_SETTINGS. Raises UsageError."""
     text = environment.get(SETTINGS, "{}")
     try:
         return DraftSettings.of({NAME: json.loads(text)})

@@ -14,6 +14,8 @@ import importlib.metadata
 import logging
 import multiprocessing
 
+from lookahead.errors import UsageError
+
 log = logging.getLogger(__name__)
 
 ALGORITHM = "LOOKAHEAD"  # as --speculative-algorithm names it
@@ -21,7 +23,7 @@ KNOWN = ("0.5.23",)
 
 
 def register() -> None:
-    """The entry point. Raises nothing."""
+    """Register the algorithm, as the entry point. Raises nothing."""
     try:
         if unknown := unknown_version():
             if multiprocessing.parent_process() is None:  # once, not in each of SGLang's processes
@@ -36,8 +38,11 @@ def register() -> None:
 
 
 def unknown_version() -> str:
-    """Why this SGLang is not known; "" if it is."""
-    version = importlib.metadata.version("sglang")
+    """Return why this SGLang is not known; "" if it is. Raises UsageError where there is none."""
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError("--engine sglang: needs pip install 'lookahead[sglang]'.") from None
     if version in KNOWN:
         return ""
     return f"SGLang {version} is not one of the versions that are known ({', '.join(KNOWN)})"

@@ -23,11 +23,11 @@ class Algorithm(CustomSpecAlgo):
     """Answers all that SGLang asks as its NGRAM does, but for options and the worker."""
 
     def create_future_map(self, *args: Any, **options: Any) -> Any:
-        """What relays accepted tokens to the next step."""
+        """Make what relays accepted tokens to the next step."""
         return NGRAM.create_future_map(*args, **options)
 
     def get_platform_worker_cls(self) -> None:
-        """No platform has a worker of its own for it."""
+        """Return None: no platform has a worker of its own for it."""
 
     def handle_server_args(self, server_args: Any) -> None:
         """Set what verifying trees needs. Raises ValueError for a device, or a combination, that has no trees."""

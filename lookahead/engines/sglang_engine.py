@@ -1,7 +1,6 @@
 """SGLang as the engine of a job. In: requests, as our own engine takes them. Out: the same, ended, with SGLang's tokens.
 
-What it does as an engine is in foreign.py. SGLang decodes in processes
-of its own, which draft too; `sglang.Engine` hands requests to them in this one.
+SGLang decodes in processes of its own, which draft too; `sglang.Engine` hands requests to them in this one.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from lookahead.decode.constraint import Constraint
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.request import Generation
 from lookahead.decode.sampling import Sampling
-from lookahead.engines.abilities import SGLANG
-from lookahead.engines.foreign import ForeignEngine, ForeignSettings, ForeignTarget, cause_of
+from lookahead.engines.foreign import SGLANG, ForeignEngine, ForeignSettings, ForeignTarget, cause_of, common_params
+from lookahead.engines.requests import Link
 from lookahead.engines.settings import SETTINGS
 from lookahead.engines.sglang import ALGORITHM, unknown_version
-from lookahead.engines.sglang_link import Link
 from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
@@ -52,7 +50,7 @@ OURS = {  # arguments of SGLang that options of a job set
 
 @dataclasses.dataclass(frozen=True)
 class SglangSettings(ForeignSettings):
-    """What SGLang is started with. own: arguments for its own way of drafting."""
+    """Holds what SGLang is started with. own: arguments for its own way of drafting."""
 
     takes_signals = True
 
@@ -60,10 +58,10 @@ class SglangSettings(ForeignSettings):
         return SglangEngine(self, tokenizer)
 
     def check_installed(self) -> None:
-        _unknown()
+        unknown_version()
 
     def arguments(self) -> dict[str, Any]:
-        """Of `ServerArgs`. Raises UsageError for what is set twice."""
+        """Return arguments of `ServerArgs`. Raises UsageError for what is set twice."""
         self.check_arguments(OURS)
         found: dict[str, Any] = {
             "model_path": self.model.name,
@@ -86,16 +84,16 @@ class SglangSettings(ForeignSettings):
 
 
 class SglangEngine(ForeignEngine):
-    """Requests that are decoded by SGLang, `batch_size` at once. tokenizer: of the model; for stop texts."""
+    """Decodes requests by SGLang, `batch_size` at once. tokenizer: of the model; for stop texts."""
 
-    abilities = SGLANG
+    features = SGLANG
 
     def __init__(self, settings: SglangSettings, tokenizer: Any | None):
         super().__init__(tokenizer)
         self._tasks: dict[asyncio.Task[Any], str] = {}
         self._link: Link | None = None
         if settings.own is None and settings.drafts.strategy != "off":
-            if unknown := _unknown():
+            if unknown := unknown_version():
                 log.warning("lookahead: %s. SGLang answers without drafts.", unknown)
                 settings = dataclasses.replace(settings, drafts=dataclasses.replace(settings.drafts, strategy="off"))
             else:
@@ -117,7 +115,7 @@ class SglangEngine(ForeignEngine):
         self._counts = self._link is not None and any(self._call("count_accepted"))
 
     def _learn(self, settings: SglangSettings) -> None:
-        """What SGLang reports of itself and the model."""
+        """Take over what SGLang reports of itself and the model."""
         manager, args = self._engine.tokenizer_manager, self._engine.server_args
         model = manager.model_config
         tokens = int(self._engine._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
@@ -145,10 +143,6 @@ class SglangEngine(ForeignEngine):
                 "--strategy off, or --repetition-penalty 1."
             )
 
-    @property
-    def _penalty(self) -> float:
-        return float(self.target.own.get("repetition_penalty") or 1.0)
-
     def _add(self, name: str, generation: Generation) -> None:
         asked: dict[str, Any] = {"input_ids": generation.prompt_ids, "rid": name}
         asked["sampling_params"] = params_of(generation, self._penalty)
@@ -167,7 +161,7 @@ class SglangEngine(ForeignEngine):
         self._tasks.clear()
 
     def _advance(self) -> Iterator[tuple[str, Generation]]:
-        """What has ended meanwhile."""
+        """Yield what has ended meanwhile."""
         ready = asyncio.wait(self._tasks, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         done, _ = self._engine.loop.run_until_complete(ready)
         if FAILED:
@@ -184,7 +178,7 @@ class SglangEngine(ForeignEngine):
             yield name, generation
 
     def _take(self, answered: dict[str, Any], generation: Generation) -> None:
-        """A request has ended. Its seconds are SGLang's, with the time that it waited for a slot."""
+        """End a request. Its seconds are SGLang's, with the time that it waited for a slot."""
         about = answered["meta_info"]
         generation.token_ids = list(map(int, answered["output_ids"]))
         generation.token_logprobs = _logprobs(about, generation.logprobs)
@@ -216,7 +210,7 @@ class SglangEngine(ForeignEngine):
 
 
 def _logprobs(about: dict[str, Any], most: int | None) -> list[TokenLogprobs]:
-    """Of each emitted token; SGLang gives (log-probability, token id, text or None)."""
+    """Return those of each emitted token; SGLang gives (log-probability, token id, text or None)."""
     if most is None:
         return []
     scored = about["output_token_logprobs"]
@@ -227,18 +221,8 @@ def _logprobs(about: dict[str, Any], most: int | None) -> list[TokenLogprobs]:
     return found
 
 
-def _unknown() -> str:
-    """Why this SGLang is not known; "" if it is. Raises UsageError where there is none."""
-    import importlib.metadata
-
-    try:
-        return unknown_version()
-    except importlib.metadata.PackageNotFoundError:
-        raise UsageError("--engine sglang: needs pip install 'lookahead[sglang]'.") from None
-
-
 def _started(arguments: dict[str, Any]) -> Any:
-    """`sglang.Engine`. Raises UsageError where it is not installed or knows no such argument, LookaheadError where it fails."""
+    """Start `sglang.Engine`. Raises UsageError if it is not installed or knows no such argument, LookaheadError if it fails."""
     os.environ.setdefault("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")  # before temperature, as our own engine
     try:
         from sglang.srt.entrypoints.engine import Engine
@@ -276,35 +260,27 @@ async def _receiving(manager: Any) -> None:
 
 
 def _ended(number: int, frame: Any) -> None:
-    """SGLang's processes send SIGQUIT when they fail; the reason is on stderr."""
+    """Handle the SIGQUIT that SGLang's processes send when they fail; the reason is on stderr."""
     raise LookaheadError("SGLang does not start: one of its processes has failed, see above.")
 
 
 def params_of(generation: Generation, repetition_penalty: float) -> dict[str, Any]:
-    """Fields of SGLang's SamplingParams. repetition_penalty: of the model, where the request sets nothing."""
+    """Return fields of SGLang's SamplingParams, see `common_params`."""
     sampling = generation.sampling
-    temperature = sampling.temperature or 0.0
-    found: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+    return {
+        **common_params(generation, repetition_penalty),
         "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p or 0.0,
-        "repetition_penalty": repetition_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
-        "sampling_seed": generation.seed if temperature else None,  # SGLang uses it with enable_deterministic_inference
-        "stop": list(sampling.stop) or None,
-        "stop_token_ids": list(sampling.stop_token_ids) or None,
+        "sampling_seed": generation.seed if sampling.temperature else None,  # with enable_deterministic_inference
         "min_new_tokens": min(sampling.min_new_tokens or 0, generation.room),
         "max_new_tokens": generation.room,
         "no_stop_trim": True,
+        **structured(sampling.constraint),
     }
-    return {**found, **structured(sampling.constraint)}
 
 
 def structured(constraint: Constraint | None) -> dict[str, str]:
-    """SGLang's field for a constraint. Raises UsageError for a grammar in Lark's form, which it does not read."""
+    """Return SGLang's field for a constraint. Raises UsageError for a grammar in Lark's form, which it does not read."""
     if constraint is None:
         return {}
     if constraint.kind == "choice":

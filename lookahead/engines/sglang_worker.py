@@ -14,15 +14,14 @@ import numpy as np
 from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from lookahead.engines.batch_rows import ByTree, Text, only_filler
-from lookahead.engines.requests import Requests
+from lookahead.engines.requests import Requests, serve
 from lookahead.engines.settings import check_tries, settings_of
-from lookahead.engines.sglang_link import serve
 
 log = logging.getLogger(__name__)
 
 
 class Worker(NGRAMWorker):
-    """SGLang makes one in each of its scheduler processes. rows: None where drafting has failed: then all is filler."""
+    """Drafts in each of SGLang's scheduler processes. rows: None where drafting has failed: then all is filler."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
@@ -37,7 +36,7 @@ class Worker(NGRAMWorker):
             serve(self.rows.requests, self._lock)
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens int64 [rows * n], mask int64 [rows * n * n])"""
+        """Return (tokens int64 [rows * n], mask int64 [rows * n * n])"""
         late = self._late_tokens(batch)
         texts = [
             Text(request.origin_input_ids_unpadded, request.output_ids, tokens)
@@ -54,7 +53,7 @@ class Worker(NGRAMWorker):
         return only_filler([text.emitted(len(text.output) + len(text.late) - 1)[0] for text in texts], self.draft_token_num)
 
     def _late_tokens(self, batch: Any) -> list[list[int]]:
-        """Of each request: tokens of the step before that its output does not hold yet, as schedules overlap."""
+        """Return of each request the tokens of the step before that its output does not hold yet, as schedules overlap."""
         if not self.enable_overlap or batch.grammar_needs_sync():
             return [[] for _ in batch.reqs]
         accepted, lengths = batch.spec_info.accept_tokens.cpu(), batch.spec_info.accept_lens.cpu()  # waits for the device
@@ -62,24 +61,24 @@ class Worker(NGRAMWorker):
         return [row[:length] for row, length in zip(rows, lengths.tolist(), strict=True)]
 
     def _update_ngram_corpus(self, batch: Any) -> None:
-        """Nothing: a row's text is prefilled before its next draft."""
+        """Do nothing: a row's text is prefilled before its next draft."""
 
 
 class Corpus:
-    """What SGLang asks of its own corpus, besides drafts."""
+    """Answers what SGLang asks of its own corpus, besides drafts."""
 
     def __init__(self, rows: ByTree, lock: threading.Lock):
         self.rows: ByTree | None = rows
         self._lock = lock
 
     def erase_match_state(self, request_ids: list[str]) -> None:
-        """These requests have left the batch."""
+        """End requests that have left the batch."""
         if self.rows is not None:
             with self._lock:
                 self.rows.finish(request_ids)
 
     def reset(self) -> None:
-        """SGLang has flushed its cache: no request is running."""
+        """End all requests: SGLang has flushed its cache."""
         if self.rows is not None:
             with self._lock:
                 self.rows.clear()

@@ -1,7 +1,4 @@
-"""vLLM as the engine of a job. In: requests, as our own engine takes them. Out: the same, ended, with vLLM's tokens.
-
-What it does as an engine is in foreign.py.
-"""
+"""vLLM as the engine of a job. In: requests, as our own engine takes them. Out: the same, ended, with vLLM's tokens."""
 
 from __future__ import annotations
 
@@ -11,17 +8,15 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.limits import LOGPROBS
 from lookahead.decode.logprobs import TokenLogprobs
 from lookahead.decode.request import Generation
-from lookahead.engines.abilities import VLLM
-from lookahead.engines.foreign import ForeignEngine, ForeignSettings, ForeignTarget, cause_of
-from lookahead.engines.vllm import PROPOSER
-from lookahead.engines.vllm_common import EXTENSION, hide_llvmlite
+from lookahead.engines.foreign import VLLM, ForeignEngine, ForeignSettings, ForeignTarget, cause_of, common_params
+from lookahead.engines.vllm import EXTENSION, PROPOSER, hide_llvmlite
 from lookahead.errors import LookaheadError, UsageError, first_line
 
 log = logging.getLogger(__name__)
@@ -42,13 +37,13 @@ OURS = {  # arguments of vLLM that options of a job set
 
 @dataclasses.dataclass(frozen=True)
 class VllmSettings(ForeignSettings):
-    """What vLLM is started with. own: a speculative config."""
+    """Holds what vLLM is started with. own: a speculative config."""
 
     def start(self, tokenizer: Any | None) -> VllmEngine:
         return VllmEngine(self, tokenizer)
 
     def arguments(self, on_cpu: bool) -> dict[str, Any]:
-        """Of `EngineArgs`. Raises UsageError for what is set twice."""
+        """Return arguments of `EngineArgs`. Raises UsageError for what is set twice."""
         self.check_arguments(OURS)
         found: dict[str, Any] = {
             "model": self.model.name,
@@ -84,9 +79,9 @@ class VllmSettings(ForeignSettings):
 
 
 class VllmEngine(ForeignEngine):
-    """Requests that are decoded by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts. steps: of vLLM."""
+    """Decodes requests by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts. steps: of vLLM."""
 
-    abilities = VLLM
+    features = VLLM
 
     def __init__(self, settings: VllmSettings, tokenizer: Any | None):
         super().__init__(tokenizer)
@@ -106,14 +101,14 @@ class VllmEngine(ForeignEngine):
         self._counts = settings.own is None and self.target.drafts and any(self._call("count_accepted"))
 
     def _add(self, name: str, generation: Generation) -> None:
-        params = params_of(generation, self.target.own)
+        params = params_of(generation, self._penalty)
         self._engine.add_request(name, {"prompt_token_ids": generation.prompt_ids}, params)
 
     def _abort(self, names: list[str]) -> None:
         self._engine.abort_request(names)
 
     def _advance(self) -> Iterator[tuple[str, Generation]]:
-        """One step of vLLM."""
+        """Take one step of vLLM."""
         began = time.perf_counter()
         outputs = self._engine.step()
         now = time.perf_counter()
@@ -136,10 +131,9 @@ class VllmEngine(ForeignEngine):
                 yield output.request_id, running.generation
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """Of each worker what a method of `DrafterOfWorker` returns; nothing where vLLM has no such call."""
         try:
-            return list(self._engine.collective_rpc(f"lookahead_{method}", args=arguments))
-        except Exception:
+            return list(self._engine.collective_rpc("lookahead_answer", args=(method, *arguments)))
+        except Exception:  # vLLM has no such call
             log.debug("%s has failed", method, exc_info=True)
             return []
 
@@ -160,7 +154,7 @@ class VllmEngine(ForeignEngine):
 
 
 def _logprobs(sample: Any, generation: Generation) -> list[TokenLogprobs]:
-    """Of the tokens of one step; vLLM gives the emitted token's first, then the best."""
+    """Return those of the tokens of one step; vLLM gives the emitted token's first, then the best."""
     most = generation.logprobs
     if most is None or sample.logprobs is None:
         return []
@@ -173,7 +167,7 @@ def _logprobs(sample: Any, generation: Generation) -> list[TokenLogprobs]:
 
 
 def _started(settings: VllmSettings) -> Any:
-    """vLLM's engine. Raises UsageError where it is not installed or knows no such argument, LookaheadError where it fails."""
+    """Start vLLM's engine. Raises UsageError if it is not installed or knows no such argument, LookaheadError if it fails."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # answers may go to stdout
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -206,27 +200,16 @@ def _started(settings: VllmSettings) -> Any:
         raise LookaheadError(f"vLLM does not start: {cause_of(error)}.") from error
 
 
-def params_of(generation: Generation, own: Mapping[str, Any]) -> Any:
-    """vLLM's SamplingParams. own: those of the model's generation config, of which repetition_penalty counts."""
+def params_of(generation: Generation, repetition_penalty: float) -> Any:
+    """Make vLLM's SamplingParams, see `common_params`."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = generation.sampling
-    temperature = sampling.temperature or 0.0
-    penalty = sampling.repetition_penalty
-    if penalty is None:
-        penalty = own.get("repetition_penalty", 1.0)
     return SamplingParams(
-        temperature=temperature,
+        **common_params(generation, repetition_penalty),
         top_k=sampling.top_k or 0,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
-        min_p=sampling.min_p or 0.0,
-        repetition_penalty=float(penalty),
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
         logit_bias=dict(sampling.logit_bias) or None,
-        seed=generation.seed if temperature else None,
-        stop=list(sampling.stop) or None,
-        stop_token_ids=list(sampling.stop_token_ids) or None,
+        seed=generation.seed if sampling.temperature else None,
         bad_words=list(sampling.bad_words) or None,
         min_tokens=min(sampling.min_new_tokens or 0, generation.room),
         max_tokens=generation.room,
@@ -238,7 +221,7 @@ def params_of(generation: Generation, own: Mapping[str, Any]) -> Any:
 
 
 def structured(constraint: Constraint | None) -> Any:
-    """vLLM's StructuredOutputsParams."""
+    """Make vLLM's StructuredOutputsParams."""
     if constraint is None:
         return None
     from vllm.sampling_params import StructuredOutputsParams

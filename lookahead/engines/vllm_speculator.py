@@ -8,7 +8,8 @@ those are our calibrated probabilities. The first rank of tensor parallel ones d
 from __future__ import annotations
 
 import functools
-import logging
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,31 +18,30 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from lookahead.engines.batch_rows import ById, Running
 from lookahead.engines.requests import Requests
-from lookahead.engines.vllm_common import check_model, problem, rank_of, requests_of, warn_once
 
-log = logging.getLogger(__name__)
-
-
-def speculator_of(vllm_config: Any, device: torch.device, req_states: Any) -> Speculator:
-    """Raises UsageError for settings or a model that cannot be used, LookaheadError for a trie."""
-    check_model(vllm_config)
-    requests = None
-    if unknown := problem():
-        warn_once(unknown)
-    elif rank_of() == 0:
-        requests = requests_of(vllm_config, timed=False)
-    return Speculator(vllm_config, device, req_states, requests)
+PROPOSE = inspect.signature(BaseSpeculator.propose)
 
 
 class Speculator(BaseSpeculator):
-    """requests: None on ranks that take the drafts of the first one, and where nothing is drafted: then all is filler."""
+    """Drafts for vLLM's V2 runner.
+
+    requests: None on ranks that take the drafts of the first one, and where nothing is drafted: then all is filler.
+    """
 
     supports_mm_inputs = False
     draft_logits = None
 
-    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any, requests: Requests | None):
+    def __init__(
+        self,
+        vllm_config: Any,
+        device: torch.device,
+        req_states: Any,
+        requests: Requests | None,
+        report_failure: Callable[[Exception], None],
+    ):
+        self.requests, self._report_failure = requests, report_failure
         speculative = vllm_config.speculative_config
-        self.vllm_config, self.device, self.req_states, self.requests = vllm_config, device, req_states, requests
+        self.vllm_config, self.device, self.req_states = vllm_config, device, req_states
         self.speculative_config, self.method = speculative, speculative.method
         self.num_speculative_steps = steps = int(speculative.num_speculative_tokens)
         self.enable_adaptive_verification = speculative.enable_adaptive_verification
@@ -53,36 +53,25 @@ class Speculator(BaseSpeculator):
         self.draft_token_confidence_probs = torch.zeros(rows, steps, dtype=torch.float32, device=device)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing of ours is in a graph."""
+        """Do nothing: nothing of ours is in a graph."""
 
     def capture(self) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
     def load_model(self, *args: Any, **options: Any) -> None:
-        """There is none."""
+        """Do nothing: there is none."""
 
     @torch.inference_mode()
-    def propose(
-        self,
-        input_batch: Any,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: Any,
-        aux_hidden_states: Any,
-        num_sampled: torch.Tensor,
-        num_rejected: Any,
-        last_sampled: torch.Tensor,
-        next_prefill_tokens: Any,
-        temperature: Any,
-        seeds: Any,
-        dp_sync_state: Any = None,
-        dummy_run: bool = False,
-        **further: Any,
-    ) -> torch.Tensor:
-        """int64 [rows, K], filler where nothing is drafted. num_sampled: [rows]. last_sampled: [any, 1], by `idx_mapping`."""
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return int64 [rows, K], filler where nothing is drafted.
+
+        num_sampled: [rows]. last_sampled: [any, 1], by `idx_mapping`; further arguments as of vLLM.
+        """
+        called = PROPOSE.bind(self, *args, **kwargs).arguments
+        input_batch, num_sampled, last_sampled = (called[name] for name in ("input_batch", "num_sampled", "last_sampled"))
         count = int(input_batch.num_reqs)
         drafts, confidences = self.draft_tokens[:count], self.draft_token_confidence_probs[:count]
-        if dummy_run:
+        if called.get("dummy_run"):
             return drafts
         if self._rows is not None:
             last = last_sampled.view(-1)[input_batch.idx_mapping[:count]]
@@ -93,12 +82,11 @@ class Speculator(BaseSpeculator):
             except Exception as error:
                 self.requests = self._rows = None
                 self._confidences.zero_()
-                warn_once(f"drafting has failed ({type(error).__name__}: {error})")
-                log.debug("drafting has failed", exc_info=True)
-        if rank_of() == 0:
+                self._report_failure(error)
+        group = get_tp_group()
+        if group.rank_in_group == 0:
             drafts.copy_(self._tokens[:count], non_blocking=True)
             confidences.copy_(self._confidences[:count], non_blocking=True)
-        group = get_tp_group()
         if group.world_size > 1:
             group.broadcast(drafts, src=0)
             group.broadcast(confidences, src=0)

@@ -11,7 +11,7 @@ from lookahead.corpus.read import named_files
 from lookahead.decode.engine import room_of
 from lookahead.decode.limits import check_samples
 from lookahead.decode.sampling import Sampling, check_vocabulary
-from lookahead.engines.abilities import ABILITIES
+from lookahead.engines.foreign import FEATURES
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
 from lookahead.job.params import Request
@@ -51,7 +51,7 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     settings, options = plan.engine_settings(), plan.row_options()
     config = read_config(*settings.model.source).get_text_config(decoder=True)
     model = int(config.vocab_size), longest_text(config), settings.model.load_tokenizer()
-    foreign, drafts = ABILITIES.get(spec.model.engine), plan.drafts.strategy != "off"
+    foreign, drafts = FEATURES.get(spec.model.engine), plan.drafts.strategy != "off"
     for request in requests:
         report.rows += 1
         try:

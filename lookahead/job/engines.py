@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.engine import Clock
 from lookahead.decode.sampling import GREEDY, Sampling
-from lookahead.engines.abilities import ABILITIES
+from lookahead.engines.foreign import FEATURES, ForeignSettings
 from lookahead.errors import UsageError
 from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
@@ -26,7 +26,6 @@ from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity as identity_of
 
 if TYPE_CHECKING:
-    from lookahead.engines.foreign import ForeignSettings
     from lookahead.trie.file import Trie
 
 
@@ -158,7 +157,7 @@ def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], event
     for trie in tries:
         if known is not None:  # before the engine is started, which takes long
             trie.check_tokenizer(known.fingerprint, max(known.vocab_size, trie.header.vocab_size), model.name)
-    title = ABILITIES[name].title
+    title = FEATURES[name].title
     if settings.takes_signals:
         settings.check_installed()
         events.notice(f"Starting {title} ...")

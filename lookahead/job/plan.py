@@ -317,9 +317,9 @@ def check_other_engine(model: ModelOptions, given: Collection[str]) -> None:
         raise UsageError("--engine-arg is of vLLM and SGLang: name it with --engine vllm or sglang.")
     if engine == "hf":
         return
-    from lookahead.engines.abilities import ABILITIES  # loads torch
+    from lookahead.engines.foreign import FEATURES  # loads torch
 
-    for name, instead in {**dict.fromkeys(ABILITIES[engine].missing, ""), **INSTEAD[engine]}.items():
+    for name, instead in {**dict.fromkeys(FEATURES[engine].missing, ""), **INSTEAD[engine]}.items():
         if name in given:
             raise UsageError(f"--engine {engine} has no {typed(name)}{f': {instead}' if instead else ''}.")
 
@@ -331,9 +331,9 @@ def check_engine(spec: JobSpec) -> None:
     check_other_engine(model, [name for name in OPTIONS if _given(spec, name)])
     if engine == "hf":
         return
-    from lookahead.engines.abilities import ABILITIES, OFF
+    from lookahead.engines.foreign import FEATURES, OFF
 
-    able = ABILITIES[engine]
+    able = FEATURES[engine]
     for name in able.not_with_drafts:
         value = getattr(sampling, name)
         if value and value != OFF.get(name) and drafting.strategy != "off":

@@ -94,9 +94,6 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     target_device, chosen = _checked(wished)
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
-    source, further = located(name, "a model folder", revision)
-    if "gguf_file" in further:
-        further["config"] = config  # which takes seconds to read
     check_method(name, config)
     if adapter:
         check_adapter(adapter)
@@ -109,23 +106,13 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
         wishes["device_map"] = device_map
     if tp_plan:
         wishes.update(_tensor_parallel(tp_plan))
-    try:
-        with _quiet_transformers():
-            alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
-            cpu = backend_of("cpu") if alone and chosen != "auto" else None
-            loaded = cpu.packed_model(name, config, chosen, wishes) if cpu else None
-            if loaded is None:
-                refuse_own_format(name, config)
-                wishes |= {"dtype": chosen, **further}
-                loaded = _whole(name, auto_class(config), source, trust_remote_code, revision, **wishes)
-    except ModelError:
-        raise
-    except Exception as error:
-        if path.is_dir():
-            check_readable(path)
-        raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
-    if "gguf_file" in further:
-        _forget_blocks(loaded)
+    with _reading(name):
+        alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
+        cpu = backend_of("cpu") if alone and chosen != "auto" else None
+        loaded = cpu.packed_model(name, config, chosen, wishes) if cpu else None
+        if loaded is None:
+            refuse_own_format(name, config)
+            loaded = _whole(name, config, trust_remote_code, revision, dtype=chosen, **wishes)
     if adapter:
         with _quiet_transformers():
             loaded = merged(loaded, adapter)
@@ -150,36 +137,41 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
 def unpack_gguf(name: str, folder: str, trust_remote_code: bool = False, revision: str | None = None) -> None:
     """Write a GGUF file as a folder that any tool loads, weights in float32. Raises ModelError as `load_model`."""
     config = read_config(name, trust_remote_code, revision)
-    source, further = located(name, "a model folder", revision)
-    try:
-        with _quiet_transformers():
-            wishes = {"dtype": torch.float32, "config": config, **further}
-            model = _whole(name, auto_class(config), source, trust_remote_code, revision, **wishes)
-            _forget_blocks(model)
-            model.save_pretrained(folder)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
+    with _reading(name):
+        _whole(name, config, trust_remote_code, revision, dtype=torch.float32).save_pretrained(folder)
     load_tokenizer(name, trust_remote_code, revision).save_pretrained(folder)
 
 
-def _whole(name: str, kind: Any, source: str, trust_remote_code: bool, revision: str | None, **wishes: Any) -> Any:
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """While open, transformers is quiet, and what it raises becomes a ModelError."""
+    try:
+        with _quiet_transformers():
+            yield
+    except ModelError:
+        raise
+    except Exception as error:
+        if Path(name).is_dir():
+            check_readable(Path(name))
+        raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
+
+
+def _whole(name: str, config: Any, trust_remote_code: bool, revision: str | None, **wishes: Any) -> Any:
     """The model, by a class of transformers, all of whose weights are those of its checkpoint.
 
     Raises ModelError as `check_weights`, and what transformers raises.
     """
-    model, found = kind.from_pretrained(
-        source, output_loading_info=True, ignore_mismatched_sizes=True, **hub_arguments(trust_remote_code, revision), **wishes
-    )
-    check_weights(name, model, found, folder=None if "gguf_file" in wishes else model_folder(name, revision))
+    source, further = located(name, "a model folder", revision)
+    is_gguf = "gguf_file" in further
+    if is_gguf:
+        further["config"] = config  # which takes seconds to read
+    asked = {**hub_arguments(trust_remote_code, revision), **wishes, **further}
+    model, found = auto_class(config).from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **asked)
+    check_weights(name, model, found, folder=None if is_gguf else model_folder(name, revision))
+    if is_gguf:  # transformers has unpacked its blocks: a model of floats, which can be saved and quantized
+        model.config.__dict__.pop("quantization_config", None)
+        model.is_quantized, model.hf_quantizer = False, None
     return model
-
-
-def _forget_blocks(model: Any) -> None:
-    """A model whose GGUF blocks transformers has unpacked is one of floats, which can be saved and quantized."""
-    model.config.__dict__.pop("quantization_config", None)
-    model.is_quantized, model.hf_quantizer = False, None
 
 
 def _tensor_parallel(plan: str) -> dict[str, Any]:

@@ -94,15 +94,15 @@ class _Yardstick:
         longest = [
             a for a, b in zip(texts, [*texts[1:], ()], strict=True) if b[: len(a)] != a
         ]  # of them the others are beginnings
-        given = self._model, longest, bool(found.layers)
-        own = stock(*given)
+        args = self._model, longest, bool(found.layers)
+        own = stock(*args)
         precise = None
         if self._is_rounded:
             try:
-                precise = wide(*given)
+                precise = wide(*args)
             except Exception as error:  # a library that quantizes has operations of its own
                 log.info("its scores cannot be computed in float32 (%s)", first_line(error))
-        both = (own, precise) if precise is not None else (perturbed(*given), own)
+        both = (own, precise) if precise is not None else (perturbed(*args), own)
         moved, right = (self._as_observed(each, longest, found) for each in both)
         return moved, right
 
@@ -338,13 +338,13 @@ def _strays(program: Observed, modules: Observed, own: Observed, precise: Observ
     all_four = program, modules, own, precise
     same = {text: torch.ones(len(text), dtype=torch.bool) for text in program.layers}  # in all layers so far, and before it
     most = 0.0
-    for place, where in enumerate([*next(iter(program.layers.values())), "scores"]):
+    for index, where in enumerate([*next(iter(program.layers.values())), "scores"]):
         apart = {text: _roundings(text, where, *all_four) for text in same}
         of_same = torch.cat([apart[text][same[text]] for text in same]).nan_to_num(nan=-1)
         of_same = of_same[of_same >= 0]
-        if place < 2 and not (moved := float(of_same.median())) <= OF_FIRST_LAYER:
+        if index < 2 and not (moved := float(of_same.median())) <= OF_FIRST_LAYER:
             return f"{where} are {moved:.2g} of a rounding from those of its modules"
-        if place >= 2 and len(of_same) >= ENOUGH:
+        if index >= 2 and len(of_same) >= ENOUGH:
             share = float((of_same > STRAY).double().mean())
             if share >= MOST and most <= RARE:
                 return f"{where} are not those of its modules"
@@ -361,8 +361,8 @@ def _roundings(text: Text, where: str, program: Observed, modules: Observed, own
         ours, theirs, rounded, right = (o.layers[text][where].double() for o in observed)
         return _distances(ours, theirs) / _distances(rounded, right).clamp_min(1e-9)
     found = torch.full((len(text),), torch.nan, dtype=torch.float64)
-    for place in range(len(text)):
-        if (path := text[: place + 1]) in program.scores:
+    for position in range(len(text)):
+        if (path := text[: position + 1]) in program.scores:
             ours, theirs, rounded, right = (o.scores[path].double() for o in observed)
-            found[place] = _distances(ours, theirs) / _distances(rounded, right).clamp_min(1e-9)
+            found[position] = _distances(ours, theirs) / _distances(rounded, right).clamp_min(1e-9)
     return found

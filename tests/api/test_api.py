@@ -197,17 +197,6 @@ def test_what_is_neither_text_nor_a_sequence_of_ids_is_no_prompt(engine, value):
         engine.stream(value)
 
 
-def test_params_hold_all_that_sampling_holds_and_pass_it_on(engine, monkeypatch):
-    """New fields of Sampling come by themselves."""
-    own = {field.name for field in dataclasses.fields(GenerationParams)} - {f.name for f in dataclasses.fields(Sampling)}
-    assert {"max_new_tokens", "seed"} <= own
-    seen = []
-    monkeypatch.setattr("lookahead.decode.engine.Sampler", lambda target, sampling, *rest: seen.append(sampling) or 1 / 0)
-    params = GenerationParams(temperature=0.5, top_k=3, stop=("x",), logit_bias={4: 1.0}, seed=2)
-    engine.generate(PROMPTS[0], params)
-    assert seen == [params]
-
-
 @pytest.mark.parametrize("wish", [{"max_new_tokens": 0}, {"max_new_tokens": 2.5}, {"temperature": -1}, {"top_p": 0}])
 def test_params_that_make_no_sense_are_refused(wish):
     with pytest.raises(UsageError, match=next(iter(wish))):

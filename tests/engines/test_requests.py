@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,9 +15,8 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions, Strategy
 from lookahead.draft.tree import DraftTree
 from lookahead.engines.batch_rows import ById, ByText, Running
-from lookahead.engines.pace import ExternalBudget
-from lookahead.engines.requests import NewTokens, Requests
-from lookahead.engines.vllm_common import DrafterOfWorker
+from lookahead.engines.requests import ExternalBudget, NewTokens, Requests
+from lookahead.engines.vllm import DrafterOfWorker
 
 VOCABULARY = 50
 ROOM = 100
@@ -59,15 +57,6 @@ def test_trees_are_those_of_the_drafters_own_rows(trie, strategy):
     assert requests.length("a") == len(text)
     assert requests.has_text("a", np.array(text, np.int32))
     assert not requests.has_text("a", np.array([*text[:-1], 49], np.int32))
-
-
-def test_chains_are_as_long_as_room_and_options_allow(trie):
-    requests, prompt = Requests(drafter_of([trie])), text_of(3)[:20]
-    for name in "ab":
-        requests.begin(name, prompt)
-    long, short = requests.step([NewTokens("a", [text_of(3)[20]], ROOM), NewTokens("b", [text_of(3)[20]], 2)])
-    assert long.draft_tokens > 2 >= short.draft_tokens
-    assert (np.diff(long.probabilities) <= 0).all()
 
 
 def test_an_output_is_remembered_when_its_request_ends():
@@ -139,43 +128,6 @@ def test_drafts_that_cost_more_than_they_give_rest(monkeypatch):
     assert drafted < 60
 
 
-def test_rows_are_told_apart_by_their_text(trie):
-    """Rows move, end, prefill, resume; two of one text change places; ids stay with their texts."""
-    requests = Requests(drafter_of([trie]))
-    rows, longest = ByText(requests), 80
-    texts = {name: text_of(seed) for name, seed in (("a", 1), ("b", 2), ("c", 3), ("twin", 2))}
-    lengths = dict.fromkeys(texts, 10)
-
-    def step(order, prefilling=()):
-        arrays, counts, new = np.full((len(order) + 1, longest), 7, np.int32), [], []
-        for row, name in enumerate(order):
-            emitted = [] if name in prefilling else texts[name][lengths[name] : lengths[name] + 2]
-            lengths[name] += len(emitted)
-            arrays[row, : lengths[name]] = texts[name][: lengths[name]]
-            counts.append(lengths[name])
-            new.append(emitted)
-        drafts = rows.step(new, np.array(counts), arrays, longest)
-        assert [not each for each in drafts] >= [name in prefilling for name in order]
-        for row, request_id in rows._at.items():
-            name = order[row]
-            assert requests.has_text(request_id, np.array(texts[name][: lengths[name]], np.int32))
-        return {order[row]: request_id for row, request_id in rows._at.items()}
-
-    first = step(["a", "b", "c"])
-    moved = step(["c", "a", "b"])
-    assert moved == first
-    fewer = step(["b", "c"])  # a has ended
-    assert fewer == {name: first[name] for name in "bc"}
-    lengths["twin"] = lengths["b"]
-    twins = step(["b", "twin", "c"])
-    assert twins["b"] == first["b"]
-    assert twins["twin"] not in first.values()
-    assert set(step(["twin", "b", "a", "c"], prefilling=("a",)).values()) == set(twins.values())
-    again = step(["a", "c"])
-    assert again["c"] == first["c"]
-    assert len(requests) == 2
-
-
 def test_drafting_imports_nothing_that_it_does_without():
     """Engines of others bring their own versions of packages, or none."""
     code = """
@@ -218,18 +170,6 @@ def recorded() -> tuple[list[list[int]], list[list[Call]]]:
     """
     found = json.loads((Path(__file__).parent / "vllm_calls.json").read_text(encoding="utf-8"))
     return found["prompts"], [[Call(*row) for row in step] for step in found["steps"]]
-
-
-def test_recorded_calls_hold_what_they_are_to_show():
-    prompts, steps = recorded()
-    at = [{call.request: row for row, call in enumerate(step)} for step in steps]
-    assert any(one[request] != other[request] for one, other in pairwise(at) for request in one.keys() & other)  # moved
-    assert any(not call.emitted for step in steps for call in step)  # prefilling
-    assert any(  # preempted and resumed
-        {call.request for step in steps[:n] for call in step} & later.keys() - one.keys()
-        for n, (one, later) in enumerate(pairwise(at), 1)
-    )
-    assert len(prompts) > len({tuple(prompt) for prompt in prompts})  # samples of one prompt
 
 
 def test_recorded_calls_of_vllm_by_text_are_those_by_request_id():
@@ -310,7 +250,7 @@ def requests(make_trie):
     trie = make_trie([[1, 2, 3, *ANSWER]] * 3, 50)
     options = DraftOptions("single", decoding_length=4, branch_length=3, recycle=False, session_tokens=0)
     found = Requests(Drafter([trie], options))
-    found.count_accepted()
+    found.answer("count_accepted")
     return found
 
 
@@ -380,14 +320,6 @@ def test_accepted_filler_has_no_source_of_ours(requests):
     assert guessed < 4
 
 
-def test_nothing_is_counted_where_nobody_asks(make_trie):
-    requests = Requests(Drafter([make_trie([[1, 2, 3]], 50)], DraftOptions("single", recycle=False)))
-    requests.begin("a", [1])
-    requests.step([NewTokens("a", [2], ROOM)])
-    assert asked(requests, [1], [2]) == Counter()
-    assert requests._known["a"].emitted.sources == []
-
-
 def test_a_worker_answers_for_its_drafter(requests):
     def worker(**runner):
         found = DrafterOfWorker()
@@ -396,17 +328,17 @@ def test_a_worker_answers_for_its_drafter(requests):
 
     text = np.array([1, 2, 3, *ANSWER], np.int32).tobytes()
     ours = worker(drafter=SimpleNamespace(requests=requests))
-    assert ours.lookahead_count_accepted()
+    assert ours.lookahead_answer("count_accepted")
     requests.begin("a", [1, 2, 3])
     accepted = sum(answered(requests, "a", ANSWER))
-    found = ours.lookahead_accepted([(text, 3), (text, 3)])
+    found = ours.lookahead_answer("accepted", [(text, 3), (text, 3)])
     assert [sum(each.values()) for each in found] == [accepted, 0]
-    ours.lookahead_forget()
+    ours.lookahead_answer("forget")
     assert not len(requests)
     for other in (worker(drafter=SimpleNamespace()), worker(speculator=None), worker(drafter=SimpleNamespace(requests=None))):
-        assert not other.lookahead_count_accepted()
-        assert other.lookahead_accepted([(text, 3)]) is None
-        other.lookahead_forget()
+        assert not other.lookahead_answer("count_accepted")
+        assert other.lookahead_answer("accepted", [(text, 3)]) is None
+        other.lookahead_answer("forget")
 
 
 def test_rows_told_apart_by_text_begin_anew_when_all_is_forgotten(requests):
@@ -414,6 +346,6 @@ def test_rows_told_apart_by_text_begin_anew_when_all_is_forgotten(requests):
 
     rows, texts = ByText(requests), np.array([[1, 2, 3, 5, 6, 7, 0]], np.int32)
     assert rows.step([[5]], [4], texts, ROOM)[0][:2] == [6, 7]
-    requests.forget()
+    requests.answer("forget")
     assert rows.step([[6]], [5], texts, ROOM)[0][:1] == [7]
     assert isinstance(requests._known[1].emitted.drafted, DraftTree)

@@ -26,7 +26,7 @@ from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.engines import sglang
-from lookahead.engines.batch_rows import ByTree, Text, filler_for, only_filler, write_tree
+from lookahead.engines.batch_rows import ByTree, Text, only_filler, write_tree
 from lookahead.engines.requests import NewTokens, Requests
 from lookahead.engines.settings import SETTINGS, settings_of
 from lookahead.errors import UsageError
@@ -72,13 +72,6 @@ def trie(make_trie):
     return make_trie([text_of(seed) for seed in range(20)], VOCABULARY)
 
 
-def test_recorded_answers_of_its_corpus_are_trees_of_this_form():
-    """What the other tests hold our arrays against reads SGLang's own."""
-    for mask, parents in zip(RECORDED["masks"], RECORDED["parents"], strict=True):
-        rows = np.array([[int(digit) for digit in row] for row in mask.split()])
-        assert parents_of(rows) == parents
-
-
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_tree_of_its_corpus_is_written_as_it_writes_it(number):
     """But for filler, which forms a branch here: children of one node are different tokens."""
@@ -112,11 +105,6 @@ def test_arrays_hold_the_drafters_trees_and_filler(trie, price):
             assert len(set(children)) == WIDTH, "no two children of a node are the same token"
             filled += nodes < WIDTH
     assert bool(filled) == bool(price)
-
-
-@pytest.mark.parametrize(("taken", "filler"), [([], 0), ([3, 1], 0), ([0, 2, 1], 3)])
-def test_filler_is_a_token_that_no_other_child_of_the_root_has(taken, filler):
-    assert filler_for(np.array(taken)) == filler
 
 
 def test_tokens_that_are_late_come_once(trie):

@@ -5,7 +5,6 @@ import importlib.util
 import inspect
 import os
 import threading
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +16,10 @@ from lookahead.decode.request import Generation
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.tree import DraftTree
 from lookahead.engines import sglang, sglang_engine
-from lookahead.engines.abilities import SGLANG
-from lookahead.engines.accepted import OWN, Emitted
-from lookahead.engines.requests import NewTokens, Requests
+from lookahead.engines.foreign import SGLANG
+from lookahead.engines.requests import LINK, Link, NewTokens, Requests, serve
 from lookahead.engines.sglang_engine import SglangEngine, SglangSettings, params_of
-from lookahead.engines.sglang_link import LINK, Link, serve
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.options import ModelOptions
 from tests.support.jobs import MODEL
@@ -190,15 +186,6 @@ def test_a_job_asks_the_drafter_of_another_process(make_trie, monkeypatch):
         link.close()
     assert LINK not in os.environ
     assert link.call("forget") == []
-
-
-def test_accepted_tokens_are_found_on_their_path_of_the_tree():
-    zeros = np.zeros(5, np.int32)
-    tree = DraftTree(np.array([7, 1, 2, 1, 3], np.int32), np.array([-1, 0, 0, 2, 3], np.int32), zeros, np.arange(5), zeros)
-    emitted = Emitted(1)
-    emitted.drafted = tree
-    assert emitted.of_step([2, 1, 3, 9]) == [2, 3, 4, OWN]
-    assert Counter(emitted.of_step([1, 3, 9])) == Counter({1: 1, -1: 1, OWN: 1}), "3 is not behind this 1: filler"
 
 
 # ---- where SGLang is installed

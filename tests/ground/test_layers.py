@@ -16,12 +16,12 @@ ROOMS = (
 # Who may import backends.cpu or .cuda; others ask for them by name, see forward.backend
 OF_BACKENDS = {"cpu": ("backends.cpu", "quantize", "job.compile_groups"), "cuda": ("backends.cuda",)}
 MOST_LINES, MOST_PARAMETERS = 80, 12  # of a function
-# Functions with more parameters: kernels, whose arrays have no common type; what vLLM calls; a bench of many settings
+# Functions with more parameters: kernels, whose arrays have no common type; a bench of many settings
 OWED_PARAMETERS = {
-    *("vllm_speculator.propose", "device_products._product", "triton_attention._add_text"),
+    *("device_products._product", "triton_attention._add_text"),
     *("triton_attention._text", "triton_attention._path"),
 }
-DRAFT_ALONE = {f"engines.{file}" for file in ("requests", "pace", "by_text", "by_id", "settings")}
+DRAFT_ALONE = {f"engines.{file}" for file in ("requests", "batch_rows", "settings")}
 
 
 def name_of(path: Path) -> str:

@@ -254,13 +254,6 @@ def test_sampling_hangs_on_the_seed_and_not_on_what_is_drafted(llama):
     assert llama.generate(**padded(PROMPTS, llama.device), **wishes).tolist() != said[0]
 
 
-def test_scores_give_transition_scores(llama):
-    plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), **ALL)
-    of_both = [llama.compute_transition_scores(o.sequences, o.scores, normalize_logits=True) for o in (plain, ours)]
-    torch.testing.assert_close(*of_both, atol=1e-4, rtol=1e-4)
-    assert of_both[1].shape == (4, NEW_TOKENS)
-
-
 def test_default_drafter_remembers_what_the_model_said_before(llama):
     model = copy.deepcopy(llama)  # that nobody has asked before
     plain = model.generate(**padded(PROMPTS[:1], model.device), max_new_tokens=64, eos_token_id=[])

@@ -16,7 +16,7 @@ import pytest
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.options import DraftOptions
-from lookahead.engines.abilities import VLLM as IN_VLLM
+from lookahead.engines.foreign import VLLM as IN_VLLM
 from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.errors import UsageError
 from lookahead.job.plan import engine_args

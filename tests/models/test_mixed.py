@@ -24,7 +24,7 @@ from lookahead.models.prequantized import BLOCKS_IN_8_BITS
 from lookahead.models.probe import probed
 from lookahead.quantize.activation_stats import input_sizes
 from lookahead.quantize.mixed import choose_bits, orders_of
-from tests.models.lossless import DEMO, answers_of_jobs, assert_any_draft_yields_the_plain_tokens
+from tests.models.lossless import DEMO, assert_any_draft_yields_the_plain_tokens
 from tests.support.cli import write_jsonl
 from tests.support.depth import deep, some_deep
 
@@ -53,7 +53,8 @@ def simulated(panels: QuantizedPanels, tokens: torch.Tensor, bias: torch.Tensor 
     for group in range(panels.lines):
         part = slice(64 * group, 64 * group + 64)
         most, full = np.abs(x[:, part]).max(1, keepdims=True), single(127 if group < panels.eight else 7.49)
-        numbers = np.rint(x[:, part] * (full / most)).astype(np.int64)
+        factor = np.where(most > 1e-30, full / np.maximum(most, single(1e-30)), single(0))
+        numbers = np.rint(x[:, part] * factor).astype(np.int64)
         assert np.abs(numbers).max() == (127 if group < panels.eight else 7)
         total, scale = (numbers @ weights[:, part].T).astype(single), most / full
         if matrix.zeros is None:
@@ -67,14 +68,18 @@ def simulated(panels: QuantizedPanels, tokens: torch.Tensor, bias: torch.Tensor 
 
 
 @pytest.mark.parametrize("scheme", QUANTIZE)
-@pytest.mark.parametrize(("outputs", "inner", "eight"), [(100, 256, 2), (64, 640, 0), (70, 128, 2), (5, 192, 1)])
+@pytest.mark.parametrize(("outputs", "inner", "eight"), [(100, 256, 2), (64, 640, 0), (70, 128, 2), (5, 192, 1), (100, 65, 2)])
 def test_product_is_the_simulated_one_bit_for_bit(scheme, outputs, inner, eight):
     torch.manual_seed(0)
     panels = QuantizedPanels(in_order(torch.randn(outputs, inner), scheme, torch.randperm(inner)), torch.float32, eight)
     tokens, bias = torch.randn(67, inner), torch.randn(outputs)
     tokens[:, 5] *= 30
+    tokens[3] = 0
+    tokens[4, : inner // 2] *= 1e4
+    tokens[5] *= 1e-36  # taken for zeros
     together = panels.product(tokens, bias)
     assert together.equal(simulated(panels, tokens, bias))
+    assert together[3].equal(together[5])
     for size in (1, 3, 8, 64):
         assert panels.product(tokens[2 : 2 + size], bias).equal(together[2 : 2 + size]), size
 
@@ -233,15 +238,6 @@ def test_program_that_is_slightly_wrong_is_found(monkeypatch, mixed):
 
     monkeypatch.setattr(probe, "program_of", wrong)
     assert load_model(str(mixed[0]), device="cpu").program is None
-
-
-@pytest.mark.deep
-def test_job_answers_the_same_with_drafts(cli, tmp_path, mixed):
-    ways = (("--strategy", "off"), ("--batch-size", 8))
-    modes = ((), ("--engine-mode", "modules"))  # which round other operations: such a model may answer otherwise
-    said = answers_of_jobs(cli, tmp_path, [("--model", mixed[0], *mode, *way) for mode in modes for way in ways])
-    assert said[0] == said[1]
-    assert said[2] == said[3]
 
 
 @pytest.mark.deep

@@ -15,7 +15,7 @@ from lookahead.backends.cpu import quantized_code
 from lookahead.backends.cpu.embedding import TableInPanels, in_panels, may_be_in_panels
 from lookahead.backends.cpu.linear import LaidOutLinear, lay_out
 from lookahead.backends.cpu.quantize import quantize_linears
-from lookahead.backends.cpu.quantized import Quantized, QuantizedPanels, in_4_bits, in_8_bits
+from lookahead.backends.cpu.quantized import QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.backends.cpu.quantized_code import multiply_groups
 from lookahead.bench.on_model import weight_bytes
 from lookahead.decode.engine import DecodingEngine
@@ -33,34 +33,7 @@ from tests.support.depth import deep, some_deep
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
 SHAPES = ((256, 256), (100, 65), (64, 700), (333, 128), (1, 1))
 QUANTIZE = {"int8": in_8_bits, "int4": in_4_bits}
-EXACT = ("llama", "gpt_neox", "gemma3", "qwen3", "olmo2", "phi")
-EXACT += ("opt", "cohere2", "mixtral", "starcoder2", "stablelm", "granite")
-
-
-def rounded(tokens: torch.Tensor) -> torch.Tensor:
-    """float64: tokens as they are quantized, in groups of 64."""
-    count, inner = tokens.shape
-    groups = -(-inner // 64)
-    parts = nn.functional.pad(tokens, (0, groups * 64 - inner)).view(count, groups, 64)
-    most = parts.abs().amax(-1, keepdim=True)
-    factor = torch.where(most > 0, 127 / most, 0)
-    return ((parts * factor).round().double() * (most / 127).double()).view(count, -1)[:, :inner]
-
-
-@pytest.mark.parametrize("scheme", QUANTIZE)
-@pytest.mark.parametrize(("outputs", "inner"), SHAPES)
-def test_product_is_that_of_rounded_tokens_and_weights(scheme, outputs, inner):
-    torch.manual_seed(0)
-    matrix = QUANTIZE[scheme](torch.randn(outputs, inner))
-    tokens, bias = torch.randn(67, inner), torch.randn(outputs)
-    tokens[3] = 0
-    tokens[4, : inner // 2] *= 1e4
-    tokens[5] *= 1e-36  # taken for zeros
-    expected = rounded(tokens) @ matrix.to_dense().double().T + bias
-    expected[5] = bias.double()
-    got = QuantizedPanels(matrix, torch.float32).product(tokens, bias)
-    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
-    assert got[3].equal(bias)
+EXACT = ("llama", "gpt_neox", "gemma3", "qwen3", "olmo2", "phi", "opt", "cohere2", "starcoder2", "stablelm", "granite")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -144,31 +117,21 @@ def test_range_that_leaves_an_outlier_out_is_taken_where_it_loses_less():
     assert in_4_bits(skewed).to_dense().max() < 1.5
 
 
-def small(name: str, tiny_model) -> nn.Module:
-    return copy.deepcopy(tiny_model(name))
-
-
 IN_TURN = list(zip(EXACT[:4], itertools.cycle(QUANTIZE), strict=False))
 
 
 @pytest.mark.parametrize(("name", "scheme"), some_deep(itertools.product(EXACT, QUANTIZE), IN_TURN))
 def test_any_draft_yields_the_plain_tokens_of_the_quantized_model(tiny_model, make_trie, name, scheme):
-    model = lay_out(quantize_linears(small(name, tiny_model), scheme, name))
+    model = lay_out(quantize_linears(copy.deepcopy(tiny_model(name)), scheme, name))
     assert kind_of_linear(model) == scheme
     target = exact_or_plain(probed(model, name))
-    if name == "mixtral" and not target.exact:  # torch multiplies its experts' matrices, which are not quantized
-        assert target.mode == "plain"
-        assert "quantized, and not the same bits in every forward" in target.reason
-        done = decoded(DecodingEngine(target, Drafter(), 2), random_prompts())
-        assert [each.token_ids for each in done] == [plainly(model, prompt) for prompt in random_prompts()]
-        return
     assert target.setting.file_name.endswith(f"-{scheme}.json"), "costs of another model"
     assert_any_draft_yields_the_plain_tokens(target, make_trie)
 
 
 def test_model_that_is_not_exact_decodes_plainly(tiny_model):
     """Soft caps: its attention is not computed in a fixed order."""
-    model = lay_out(quantize_linears(small("gemma2", tiny_model), "int8", "gemma2"))
+    model = lay_out(quantize_linears(copy.deepcopy(tiny_model("gemma2")), "int8", "gemma2"))
     target = exact_or_plain(probed(model, "gemma2"))
     assert target.mode == "plain"
     assert "quantized, and not the same bits in every forward (attention" in target.reason
@@ -193,7 +156,7 @@ def test_rows_are_those_of_the_matrix(scheme, dtype):
 @pytest.mark.parametrize("scheme", QUANTIZE)
 def test_tied_embedding_is_stored_once_and_an_untied_one_in_the_bits_of_most_layers(tiny_model, scheme):
     for name, tied in (("gemma3", True), ("llama", False)):
-        model = small(name, tiny_model)
+        model = copy.deepcopy(tiny_model(name))
         if tied:
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
         table, kind = model.get_input_embeddings().weight.detach().clone(), type(model.get_input_embeddings())
@@ -236,7 +199,7 @@ def test_resident_weights(tmp_path, scheme, share):
 
 
 def test_head_of_a_model_of_4_bits_has_8_and_routers_stay(tiny_model):
-    model = small("afmoe", tiny_model)
+    model = copy.deepcopy(tiny_model("afmoe"))
     routers = [name for name, layer in model.named_modules() if type(layer) is nn.Linear and layer.out_features == 4]
     quantized = quantize_linears(model, "int4", "afmoe")
     layers = {name: layer.laid_out.library for name, layer in quantized.named_modules() if isinstance(layer, LaidOutLinear)}
@@ -244,26 +207,6 @@ def test_head_of_a_model_of_4_bits_has_8_and_routers_stay(tiny_model):
     assert not layers.keys() & set(routers)
     assert layers.pop("lm_head") == "int8"
     assert set(layers.values()) == {"int4"}
-
-
-def test_layers_that_share_a_weight_share_its_panels():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.bias = nn.Linear(70, 70, False), nn.Linear(70, 70, False), nn.Linear(70, 8)
-            self.second.weight = self.first.weight
-            self.config = type("Config", (), {"get_text_config": lambda self, decoder: self})()
-
-        def get_output_embeddings(self):
-            return self.bias
-
-        def get_input_embeddings(self):
-            return None
-
-    model = quantize_linears(Model(), "int4", "model")
-    assert model.first.laid_out is model.second.laid_out
-    assert model.bias.bias is not None
-    assert not any(each.requires_grad for each in model.parameters())
 
 
 @pytest.mark.deep
@@ -316,12 +259,3 @@ def test_model_without_linear_layers_is_refused():
 
     with pytest.raises(ModelError, match="m: --quantize int8: it has no linear layers"):
         quantize_linears(Model(), "int8", "m")
-
-
-def test_matrix_of_whole_numbers_is_taken_as_it_is():
-    """As a checkpoint holds it."""
-    numbers = torch.arange(-8, 8, dtype=torch.int8).repeat(3, 8)
-    matrix = Quantized(numbers, torch.tensor([[0.5], [1.0], [2.0]]), None)
-    panels = QuantizedPanels(matrix, torch.float32)
-    tokens = torch.eye(128)[:16] * 127
-    assert panels.product(tokens, None).equal((numbers.float() * matrix.scales).T[:16] * 127)

@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from lookahead.engines.vllm_common import EXTENSION
+from lookahead.engines.vllm import EXTENSION
 
 TOLD: list[str] = []
 
@@ -37,7 +37,7 @@ def main() -> None:
         vllm.__version__ = asked["version"]
     common = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28, "max_model_len": 512}
     llm = LLM(**{**common, "worker_extension_cls": EXTENSION, **asked["engine"]})
-    (counted,) = llm.collective_rpc("lookahead_count_accepted")
+    (counted,) = llm.collective_rpc("lookahead_answer", args=("count_accepted",))
     prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
     answers = llm.generate(prompts, SamplingParams(**asked["sampling"]), use_tqdm=False)
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
@@ -52,7 +52,7 @@ def main() -> None:
     if counted and requests is not None:
         texts = [(ids, list(answer.outputs[0].token_ids)) for ids, answer in zip(asked["prompts"], answers, strict=True)]
         packed = [(np.array(ids + answer, np.int32).tobytes(), len(ids)) for ids, answer in texts]
-        (by_source,) = llm.collective_rpc("lookahead_accepted", args=(packed,))
+        (by_source,) = llm.collective_rpc("lookahead_answer", args=("accepted", packed))
         found.update({"steps": requests.steps, "drafted": requests.drafted, "by_source": by_source})
     print(json.dumps(found))
 
