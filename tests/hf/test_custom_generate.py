@@ -243,17 +243,6 @@ def test_several_samples_of_a_prompt(llama, rows):
     assert len({tuple(row) for row in ours.sequences.tolist()}) == 3 * rows
 
 
-def test_sampling_hangs_on_the_seed_and_not_on_what_is_drafted(llama):
-    said = []
-    for drafter in (Drafter([], DraftOptions("off")), guessing(llama, PROMPTS), None):
-        torch.manual_seed(11)
-        wishes = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "custom_generate": lookahead_generate, "drafter": drafter}
-        said.append(llama.generate(**padded(PROMPTS, llama.device), **wishes).tolist())
-    assert said[0] == said[1] == said[2]
-    torch.manual_seed(12)
-    assert llama.generate(**padded(PROMPTS, llama.device), **wishes).tolist() != said[0]
-
-
 def test_default_drafter_remembers_what_the_model_said_before(llama):
     model = copy.deepcopy(llama)  # that nobody has asked before
     plain = model.generate(**padded(PROMPTS[:1], model.device), max_new_tokens=64, eos_token_id=[])
