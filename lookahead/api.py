@@ -45,7 +45,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationParams(Sampling):
-    """What is asked of an answer: everything that `Sampling` holds, and
+    """Parameters of an answer: everything that `Sampling` holds, and
 
     max_new_tokens: at most. seed: with the prompt's index in the list it makes the random stream of its answer.
     logprobs: with each token come its log-probability and those of that many of the most probable; None: without.
@@ -194,7 +194,8 @@ class LookaheadEngine:
     def generate_iter(
         self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | Sequence[GenerationParams] | None = None
     ) -> Generator[tuple[int, GenerationResult]]:
-        """As `generate`, but yields (index of the prompt, result) as each is finished. close() gives up those that are not.
+        """Generate as `generate` does, but yield (index of the prompt, result) as each is finished. close() gives up those that
+        are not.
 
         Raises UsageError at once, LookaheadError at the first result if the engine is in use.
         """

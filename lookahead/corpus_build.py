@@ -127,7 +127,7 @@ class CorpusBuild:
 
 @contextlib.contextmanager
 def _naming_rows(report: CorpusReport) -> Iterator[None]:
-    """Where a build fails as rows cannot be used: name the first of them."""
+    """Name the first unusable row where a build fails because of such rows."""
     try:
         yield
     except CorpusError as error:
@@ -197,7 +197,7 @@ def _check(spec: BuildSpec, ray: str | None) -> None:
 
 
 def _as_before(spec: BuildSpec, trie: Trie) -> BuildSpec:
-    """With the tokenizer, or the vocabulary, of the trie that is added to, where none is given."""
+    """Take the tokenizer, or the vocabulary, of the trie that is added to, where none is given."""
     if spec.tokenizer is not None or spec.vocab_size is not None:
         return spec
     if not trie.header.tokenizer_name:

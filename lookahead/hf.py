@@ -65,7 +65,7 @@ def lookahead_generate(
     synced_gpus: bool | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """What `model._sample` returns for these arguments, in fewer forwards. For `generate` to call.
+    """Return what `model._sample` returns for these arguments, in fewer forwards. For `generate` to call.
 
     input_ids: [rows, width], padded on the left where model_kwargs["attention_mask"] is 0.
     drafter: who drafts, and keeps what it learns; None: one that the model keeps from call to call.
@@ -99,7 +99,7 @@ def lookahead_generate(
 
 
 class Call:
-    """What all rows of a call share.
+    """State that all rows of a call share.
 
     width: of the prompts. device: of the ids, where `generate` chooses tokens. asked: criteria, but for end tokens and the
     longest text. pads: rows that have ended are filled with `pad`; else they continue until all have. Raises UsageError where
@@ -239,7 +239,9 @@ def of_row(thing: Any, row: int, rows: int) -> Any:
 
 
 def _of_prompt(values: Any, row: int, rows: int) -> Any:
-    """Of one value for each prompt, that of the row's; of a prompt come as many rows as num_return_sequences gives."""
+    """Take the value of a row's prompt, where there is one for each; of a prompt come as many rows as num_return_sequences
+    gives.
+    """
     prompt = row * len(values) // rows
     return values[prompt : prompt + 1]
 
@@ -300,7 +302,7 @@ class Batch:
         return False
 
     def _tokens_of(self, step: int) -> list[int] | None:
-        """What all rows emit at a step; None if that is not known, or none emits anything."""
+        """Return what all rows emit at a step; None if that is not known, or none emits anything."""
         if not any(step < len(row.emitted) for row in self.rows):
             return None
         if not all(step < len(row.emitted) or (row.ended and self.call.pads) for row in self.rows):
@@ -326,7 +328,7 @@ class Batch:
 
 
 class Kept:
-    """How a model verifies, and engines for its latest drafters.
+    """Kept for a model: how it verifies, and engines for its latest drafters.
 
     It is an attribute of the model, so that both go together (a weak mapping would hold its keys by way of the engines). A copy
     of the model, in memory or on file, has none.

@@ -94,7 +94,7 @@ TRUST = "Read it first; --trust-remote-code (in Python trust_remote_code=True) r
 
 
 def hub_arguments(trust_remote_code: bool, revision: str | None) -> dict[str, Any]:
-    """Of `from_pretrained`. False is given as such: where nothing is given, transformers asks on the terminal."""
+    """Arguments of `from_pretrained`. False is given as such: where nothing is given, transformers asks on the terminal."""
     return {"trust_remote_code": trust_remote_code, **({"revision": revision} if revision else {})}
 
 

@@ -78,7 +78,7 @@ def command(
 def _bench_in_engine(
     context: typer.Context, model: ModelOptions, bench: BenchOptions, common: Common, reads: Sequence[Input]
 ) -> None:
-    """In another engine than ours. Raises UsageError for an unknown one, and for options that it does not have."""
+    """Bench in another engine than ours. Raises UsageError for an unknown one, and for options that it does not have."""
     from lookahead.bench.compare import as_json
     from lookahead.bench.contenders import contenders
     from lookahead.bench.in_engine import bench_in_engine

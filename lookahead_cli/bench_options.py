@@ -43,7 +43,7 @@ def _profiles(incomplete: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class BenchOptions(OptionGroup):
-    """What bench and replay compare, on which rows, and what they write; each has some of these."""
+    """Options of what bench and replay compare, on which rows, and what they write; each has some of these."""
 
     pairs: Sequence[str] | None = option(
         None,

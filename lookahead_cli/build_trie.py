@@ -67,7 +67,7 @@ def run(build: CorpusBuild, resources: Resources, shown: bool = True) -> BuiltTr
 
 
 def print_built(built: BuiltTrie, appended: bool = False) -> None:
-    """What a trie holds now."""
+    """Return what a trie holds now."""
     header, path = built.header, built.path
     what = f"{built.added:,} tokens added, {header.tokens:,} in all" if appended else f"{header.tokens:,} tokens"
     render.sources(f"{path}: {what}, {render.size(built.size)}, built in {built.seconds:.1f} s", header, weights=False)

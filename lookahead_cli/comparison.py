@@ -53,7 +53,7 @@ def show(
 
 
 def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequence[str], sweep: bool) -> str:
-    """What `print_comparison` prints, and figures, as one HTML page. problems: rows that were left out."""
+    """Return what `print_comparison` prints, and figures, as one HTML page. problems: rows that were left out."""
     from lookahead.bench.report import figures_of
 
     figures = (figure for comparison in comparisons for figure in figures_of(comparison, sweep))
@@ -153,7 +153,7 @@ def print_comparison(comparison: Comparison, swept: bool = False, whole: bool = 
 
 
 def _print_time(runs: Sequence[Run]) -> None:
-    """Where the time of our own runs went."""
+    """Print where the time of our own runs went."""
     rows = []
     for run in runs:
         if split := run.time_split:
@@ -259,7 +259,7 @@ def _microseconds(value: float) -> str:
 
 
 def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
-    """Of each workload, strategy and start two tables over both lengths: EDL; draft tokens and draft time."""
+    """Print for each workload, strategy and start two tables over both lengths: EDL; draft tokens and draft time."""
     from lookahead.bench.plot import draft_us, drafted, grids
 
     sizes = {replay.name: f"{replay.rows:,} rows, {replay.tokens:,} tokens" for replay in replays}

@@ -120,7 +120,7 @@ def _row_of(prompt: str, chat: bool) -> dict[str, Any]:
 
 
 def _lines_of(chat: bool) -> list[str]:
-    """Of the file of prompts."""
+    """Read the lines of the file of prompts."""
     texts = (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()
     return [json.dumps(_row_of(json.loads(text)["prompt"], chat), ensure_ascii=False) for text in texts]
 
@@ -191,7 +191,7 @@ def check_kept(folder: Path) -> None:
 
 
 def samples_folder() -> Path:
-    """Where the demo model and corpus lie: inside an installed package, or next to it in a source checkout."""
+    """Return where the demo model and corpus lie: inside an installed package, or next to it in a source checkout."""
     here = Path(__file__).resolve().parent
     for folder in (here / "samples", here.parent / "samples"):
         if (folder / "demo-model" / "config.json").exists():

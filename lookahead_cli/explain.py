@@ -106,7 +106,7 @@ def print_text(console: Console, text: Text) -> None:
 
 
 def guides(line: Line) -> tuple[str, str]:
-    """What stands before the first part of a line, and before what does not fit next to it."""
+    """Return what stands before the first part of a line, and before what does not fit next to it."""
     on = "".join("  " if last else "│ " for last in line.forks)
     return (on[:-2] + ("└ " if line.forks[-1] else "├ ") if line.begins else on), on
 

@@ -38,7 +38,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def _type_of(members: tuple[type, ...]) -> dict[str, Any]:
-    """Of an option; what may be repeated may be one value or a list, numbers given as text may be numbers."""
+    """Return the type of an option; what may be repeated may be one value or a list, numbers given as text may be numbers."""
     if tuple in members:
         scalar = ["string", "number"]
         return {"type": [*scalar, "array", "null"], "items": {"type": scalar}}

@@ -67,7 +67,7 @@ class InFile(logging.Handler):
             print(f"--log-file {in_one_line(self._path)}: {ending}", file=sys.stderr)
 
     def close(self) -> None:
-        """What was made for nothing, as the command line was refused, is removed."""
+        """Remove what was made for nothing, as the command line was refused."""
         with contextlib.suppress(OSError):
             self._file.close()
             if self._is_new and not self._has_begun and os.path.getsize(self._path) == 0:
@@ -108,7 +108,7 @@ def open_file(path: str | None) -> str | None:
 
 
 def be_verbose(wanted: bool) -> bool:
-    """From now on, to the end of the command, show everything on stderr."""
+    """Show everything on stderr from now on, to the end of the command."""
     if wanted:
         package.setLevel(logging.DEBUG)
         for each in package.handlers:
@@ -124,7 +124,7 @@ def note(text: str, level: int = logging.INFO) -> None:
 
 
 def is_kept() -> bool:
-    """There is a log file."""
+    """Tell whether there is a log file."""
     return any(isinstance(each, InFile) for each in package.handlers)
 
 
@@ -147,6 +147,6 @@ class NowAndThen:
 
 
 def stamp(seconds: float | None = None, timespec: str = "milliseconds") -> str:
-    """Of a moment, by default now: 2026-01-31T12:05:59.123+01:00 (ISO 8601, local time)."""
+    """Format a moment, by default now: 2026-01-31T12:05:59.123+01:00 (ISO 8601, local time)."""
     moment = datetime.datetime.now() if seconds is None else datetime.datetime.fromtimestamp(seconds)
     return moment.astimezone().isoformat(timespec=timespec)

@@ -76,7 +76,7 @@ def load_config(context: typer.Context, path: str | None) -> str | None:
 
 
 def _is_null(node: Any) -> bool:
-    """By the core schema of YAML 1.2."""
+    """Tell whether it is null by the core schema of YAML 1.2."""
     return node.id == "scalar" and node.style is None and node.value in ("", "~", "null", "Null", "NULL")
 
 
@@ -103,7 +103,7 @@ def as_of_job(name: str, **others: Any) -> Any:
 
 
 def _parameter(kind: type, name: str, default: Any, about: Option) -> inspect.Parameter:
-    """Of a function, for an option of a group."""
+    """Make the parameter of a function for an option of a group."""
     if about.is_argument:
         made = typer.Argument(metavar=about.metavar, help=about.help)
     else:
@@ -144,7 +144,7 @@ class Some:
         self._names, self._others = names.split(), others
 
     def parameters(self, group: type[OptionGroup] | type[JobSpec]) -> Iterator[inspect.Parameter]:
-        """Of a function, one an option."""
+        """Make the parameters of a function, one an option."""
         of_job = {name: (PANELS[each.group][1], each.field, each.about) for name, each in OPTIONS.items()}
         options = {name: about for name, about in of_job.items() if group in (JobSpec, about[0])}
         if not options:
@@ -201,7 +201,7 @@ class Common(OptionGroup):
 
 @dataclasses.dataclass(frozen=True)
 class Resources(OptionGroup):
-    """What work on tries may use."""
+    """Resources of work on tries."""
 
     workers: int = option(
         0, "Threads that tokenize, sort and merge; 0: one per core.", "N", least=0, most=MOST_WORKERS, panel=RESOURCES
@@ -212,7 +212,7 @@ class Resources(OptionGroup):
     ray: str | None = as_of_job("ray", panel=RESOURCES)
 
     def resources(self, progress: Progress | None = None) -> BuildResources:
-        """Of a build, merge or prune."""
+        """Make the resources of a build, merge or prune."""
         from lookahead.trie.segment import BuildResources
         from lookahead_cli.render import notice
 

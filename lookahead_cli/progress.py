@@ -52,7 +52,7 @@ def on_signals(stop: Callable[[int], None]) -> Iterator[None]:
 
 
 class OnScreen(Events):
-    """What jobs, benches and replays show alike."""
+    """Display that jobs, benches and replays share."""
 
     def notice(self, text: str) -> None:
         render.notice(text)
@@ -130,7 +130,7 @@ def _step_times(clock: Clock) -> Callable[[], None]:
 
 
 def rows_done(of: JobProgress | JobReport) -> str:
-    """How many of how many."""
+    """Return how many rows are done, of how many."""
     expected = f" of {of.expected:,}" if of.expected is not None else ""
     return f"{of.totals.rows:,}{expected} rows"
 
@@ -159,7 +159,7 @@ def line(progress: JobProgress, on_stderr: bool = True) -> None:
 
 
 def table(report: JobReport, on_stderr: bool = True) -> None:
-    """What the job came to: on stderr and in the log file; or there alone."""
+    """Print what the job came to: on stderr and in the log file; or there alone."""
     from lookahead.job.record import shown_edl
 
     totals, run = report.totals, report.run

@@ -95,7 +95,9 @@ def command(
 
 
 def _documents(names: Sequence[str], trie: Trie, tokenizer: Any | None, text_field: str | None) -> list[TokenDocument]:
-    """Of --drop-documents, read as the trie's corpus was. A row that cannot be used is an error: its text would stay."""
+    """Read the documents of --drop-documents, as the trie's corpus was. A row that cannot be used is an error: its text would
+    stay.
+    """
     from lookahead.corpus.read import CorpusReport, expand, read_documents
 
     split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"
@@ -117,7 +119,7 @@ def _part_of(whole: int, text: str, what: str) -> int | None:
 
 
 def _tokens(text: str | None) -> int | None:
-    """Of --max-tokens; None for a percentage. Raises UsageError for what is neither that nor a number above 0."""
+    """Read --max-tokens; None for a percentage. Raises UsageError for what is neither that nor a number above 0."""
     if text is None or _part_of(1, text, "tokens"):
         return None
     if not text.isdecimal() or not 1 <= int(text[:20]) < 1 << 63:

@@ -105,8 +105,8 @@ def sources(title: str, header: TrieHeader, weights: bool = True) -> None:
 
 @contextlib.contextmanager
 def on_page(title: str, figures: Iterable[tuple[str, Any]] = ()) -> Iterator[Callable[[], str]]:
-    """What is printed on stdout meanwhile comes into a page instead. Yields a function that returns its HTML, which needs no
-    network and is readable in light and dark. figures: below the text, each with a title.
+    """Capture what is printed on stdout meanwhile in a page. Yields a function that returns its HTML, which
+    needs no network and is readable in light and dark. figures: below the text, each with a title.
     """
     global out
     before, out = out, _Console(file=io.StringIO(), record=True, width=PAGE_WIDTH)
@@ -155,7 +155,7 @@ def folded(name: str, width: int) -> str:
 
 
 def shares(counts: Mapping[str, int]) -> str:
-    """Of accepted tokens by source, the largest first; "" if none was accepted."""
+    """Format the shares of accepted tokens by source, the largest first; "" if none was accepted."""
     total = sum(counts.values())
     ordered = sorted(counts.items(), key=lambda item: -item[1]) if total else ()
     return ", ".join(f"{source} {count / total:.0%}" for source, count in ordered)

@@ -129,12 +129,12 @@ def _often(cell: Cell) -> bool:
 
 
 def _faster(times: Sequence[float]) -> float:
-    """What it takes where nothing else disturbs it."""
+    """Return what it takes where nothing else disturbs it."""
     return float(np.sort(times)[int(FASTER * (len(times) - 1))])
 
 
 def calm(visits: Sequence[tuple[Cell, float]]) -> list[tuple[Cell, float]]:
-    """Those of the visits (cell, seconds) in no bad moment: not much slower than the faster ones around."""
+    """Return those of the visits (cell, seconds) in no bad moment: not much slower than the faster ones around."""
     number: dict[Cell, int] = {}
     cells = np.array([number.setdefault(cell, len(number)) for cell, _ in visits], int)
     seconds = np.array([each for _, each in visits])
@@ -215,7 +215,7 @@ class _Texts:
 
     @torch.inference_mode()
     def accepting(self, seconds: float) -> dict[str, Any]:
-        """What comes behind a packed forward: per_said, per_move, per_moved_row. Takes `seconds` at most."""
+        """Return what comes behind a packed forward: per_said, per_move, per_moved_row. Takes `seconds` at most."""
         asking: list[float] = []
         moving: dict[int, list[float]] = {}
         now = self.target.now

@@ -49,7 +49,7 @@ AT_A_TIME = 4  # tokens that a contender advances by before the next one does; t
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `bench` reports. repeats: of each turn. forced: the answers were given. predicted: from a cost profile."""
+    """Result of a bench. repeats: of each turn. forced: the answers were given. predicted: from a cost profile."""
 
     model: str
     device: str
@@ -242,7 +242,9 @@ def core_seconds() -> tuple[float, float]:
 
 
 def share_waited(before: tuple[float, float]) -> float:
-    """Of the time since then in which threads had work: as what else the machine does took their cores."""
+    """Return the share of the time since then in which threads had work but waited: as what else the machine does took their
+    cores.
+    """
     ran, waited = (max(0.0, now - then) for now, then in zip(core_seconds(), before, strict=True))
     return round(waited / (ran + waited), 4) if ran + waited else 0.0
 

@@ -58,7 +58,7 @@ def _numbers(option: str, text: str, unit: str, several: str) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Contenders:
-    """Which runs are wanted, as typed, several with commas; None: the usual. sweep: each decoding with each branch length."""
+    """Runs that are wanted, as typed, several with commas; None: the usual. sweep: each decoding with each branch length."""
 
     strategy: str | None = None
     decoding_length: str | None = None
@@ -68,7 +68,9 @@ class Contenders:
     sweep: bool = False
 
     def options(self, timed: bool) -> list[DraftOptions]:
-        """Of each run. timed: what forwards cost is known. Raises UsageError for unknown names and lengths."""
+        """Return the options of each run. timed: what forwards cost is known. Raises UsageError for unknown
+        names and lengths.
+        """
         if self.sweep:
             return self._swept(timed)
         names = _strategies(self.strategy, STRATEGIES if timed else STRATEGIES[1:])
@@ -203,5 +205,5 @@ class ModelBench:
     lossless_rows: int | None = 64
 
     def checked_of(self, rows: int) -> int:
-        """How many of the rows are compared with plain decoding."""
+        """Return how many of the rows are compared with plain decoding."""
         return rows if self.lossless_rows is None else min(rows, self.lossless_rows)

@@ -162,7 +162,7 @@ class _Silent(Events):
 def settings_of(
     bench: ModelBench, contender: Contender, tries: Sequence[str], weights: Sequence[float], batch_size: int, running: int = 0
 ) -> ForeignSettings:
-    """What the engine is started with for a contender. running: contenders that have been started before it."""
+    """Return what the engine is started with for a contender. running: contenders that have been started before it."""
     of: type[ForeignSettings] = SglangSettings if bench.model.engine == "sglang" else VllmSettings
     drafts = contender.options or DraftOptions("off"), contender.draft_tokens
     engine: Any = batch_size, engine_args(bench.model.engine_arg or ()), contender.own, len(bench.contenders), running
@@ -170,7 +170,9 @@ def settings_of(
 
 
 def bench_in_engine(bench: ModelBench, path: str, events: BenchEvents | None = None) -> tuple[list[Comparison], list[str]]:
-    """As `on_model.bench_prompts`. Raises LookaheadError if engine, model or a trie cannot be used, or no row be answered."""
+    """Bench as `on_model.bench_prompts` does. Raises LookaheadError if engine, model or a trie cannot be used, or no row be
+    answered.
+    """
     events, engine = events or BenchEvents(), bench.model.engine
     requests = list(islice(read_requests(path), bench.rows))
     opened = open_tries(bench.tries, bench.model)

@@ -38,7 +38,7 @@ Contender = tuple[str | None, DraftOptions]  # (name of a baseline or None for o
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is replayed. build_seconds: what opening the tries took. weights: of the tries, see `Drafter`."""
+    """Workload of a replay. build_seconds: what opening the tries took. weights: of the tries, see `Drafter`."""
 
     name: str
     pairs: list[Pair]
@@ -105,7 +105,7 @@ def as_json(replays: Sequence[WorkloadReplay]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Logs:
-    """What is replayed, as typed. chat, system, prompt_field, template: of the job that wrote it; None: of its manifest."""
+    """Logs to replay, as typed. chat, system, prompt_field, template: of the job that wrote it; None: of its manifest."""
 
     paths: Sequence[str]
     tries: Sequence[str] = ()
@@ -188,7 +188,7 @@ class Tokenizers:
                 trie.check_tokenizer(known.fingerprint, known.vocab_size, self.named)
 
     def of(self, tries: Sequence[Trie], model: str | None, others: Sequence[Trie]) -> Any | None:
-        """For the text of a log: the one asked for, else that of its tries, of `model`, of other tries."""
+        """Choose the tokenizer of a log's text: the one asked for, else that of its tries, of `model`, of other tries."""
         if self.named is not None:
             return self._load(self.named)
         self.latest = self._of_tries(tries)
@@ -197,7 +197,7 @@ class Tokenizers:
         return self.latest
 
     def _of_tries(self, tries: Sequence[Trie]) -> Any | None:
-        """Of the first of them that was built with one; the others must fit. None: all hold ids."""
+        """Load the tokenizer of the first trie that was built with one; the others must fit. None: all hold ids."""
         for trie in tries:
             key = trie.header.tokenizer_fingerprint
             if key and key not in self._loaded:
@@ -315,7 +315,7 @@ def _replay_all(
 
 
 def _add_predicted(value: dict[str, Any], predicted: list[Comparison], start: str) -> None:
-    """To the JSON of a replay: "predicted", and the speedup of each strategy at the first batch size."""
+    """Add to the JSON of a replay "predicted", and the speedup of each strategy at the first batch size."""
     from lookahead.bench.compare import as_json as predicted_json
 
     for run in predicted[0].runs[1:]:

@@ -30,7 +30,7 @@ ALWAYS = 2  # shapes of forwards that every output is judged by; the others wher
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """Where an output differs from plain decoding; where it is different, the first position that nothing excuses.
+    """Position where an output differs from plain decoding; where it is different, the first position that nothing excuses.
 
     row: of the prompts, from 1. place: tokens of the answer before it. expected, got: None where one answer has ended.
     tolerance: scores no further apart are a near-tie.
@@ -148,7 +148,7 @@ class _Judge:
 
     @without_cudnn()
     def _whole(self, behind: int = 0) -> torch.Tensor:
-        """In one forward, without a cache. behind: tokens that follow the text; no score can depend on them."""
+        """Compute scores in one forward, without a cache. behind: tokens that follow the text; no score can depend on them."""
         text = [*self.prompt, *self.output[:-1], *[self.output[-1]] * behind]
         kept = len(self.output) + behind
         logits = self.target.model(input_ids=_ids(self.target, text), use_cache=False, **_keeping(self.target, kept)).logits[0]
@@ -156,7 +156,7 @@ class _Judge:
 
     @without_cudnn()
     def _in_pieces(self, size: int) -> torch.Tensor:
-        """By the model's own cache: the prompt, then `size` tokens at a time."""
+        """Compute scores by the model's own cache: the prompt, then `size` tokens at a time."""
         model, ids = self.target.model, self.output[:-1]
         step = model(input_ids=_ids(self.target, self.prompt), use_cache=True, **_keeping(self.target, 1))
         scores = [step.logits[0, -1:]]
@@ -180,7 +180,7 @@ def _tolerance(target: TargetModel, scores: torch.Tensor, noise: torch.Tensor) -
 
 
 def _rounded(score: float) -> float | None:
-    """For JSON, which has no numbers that are not finite."""
+    """Round for JSON, which has no numbers that are not finite."""
     return round(score, 6) if math.isfinite(score) else None
 
 

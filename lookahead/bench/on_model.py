@@ -127,7 +127,7 @@ class Scheme:
 
 
 def weight_bytes(model: Any) -> int:
-    """Of a model's weights, each counted once."""
+    """Count the bytes of a model's weights, each once."""
     held = {id(tensor): tensor.nbytes for tensor in model.parameters()}
     held |= {id(layer.laid_out): layer.laid_out.nbytes for layer in model.modules() if hasattr(layer, "laid_out")}
     return sum(held.values())

@@ -9,7 +9,7 @@ from lookahead.options import OptionGroup, option
 
 @dataclasses.dataclass(frozen=True)
 class InspectOptions(OptionGroup):
-    """What is asked of a trie. plot: the curve of EDL by size is wanted, which is drawn to this file."""
+    """Options of inspect-trie. plot: the curve of EDL by size is wanted, which is drawn to this file."""
 
     trie: str = option(dataclasses.MISSING, "Trie file to read.", "TRIE", is_argument=True)
     query: str | None = option(
@@ -29,7 +29,7 @@ class InspectOptions(OptionGroup):
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeOptions(OptionGroup):
-    """How a model is quantized. loss_budget: nats per token that tokens of 4 bits may cost on the calibration texts."""
+    """Options of quantize. loss_budget: nats per token that tokens of 4 bits may cost on the calibration texts."""
 
     out: str = option("", "Folder to write; it must not exist.", "DIR", flags=("--out", "-o"))
     weights: str = option("int8", "int8, or int4 (groups of 64; the output layer int8).", "SCHEME")

@@ -80,7 +80,7 @@ def comparison_figure(comparisons: Sequence[Comparison], titled: bool = True) ->
 
 
 def title_of(comparison: Comparison) -> str:
-    """What was measured, all batch sizes alike."""
+    """Return what was measured, all batch sizes alike."""
     weights, asked = (" (random weights)", "logged answers") if comparison.forced else ("", "prompts")
     if comparison.predicted:
         weights = " (predicted)"
@@ -176,7 +176,9 @@ def save_figure(figure: Any, path: str) -> None:
 
 
 def _draw(figure: Any, file: Any, kind: str, **options: Any) -> None:
-    """With what stands beyond the figure's border. A character that the font lacks is drawn as a box, without a warning."""
+    """Draw a figure, with what stands beyond its border. A character that the font lacks is drawn as a box,
+    without a warning.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **options)
@@ -189,7 +191,9 @@ def head(figure: Any, title: str) -> None:
 
 
 def as_svg(figure: Any, name: str) -> str:
-    """For a page: an <svg> element without a ground, in the page's ink. name: keeps its parts apart from other figures'."""
+    """Draw a figure for a page: an <svg> element without a ground, in the page's ink. name: keeps its parts apart from other
+    figures'.
+    """
     text = io.StringIO()
     with drawing().rc_context({"svg.hashsalt": name}):
         _draw(figure, text, "svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -249,7 +253,7 @@ def grids(replays: Sequence[WorkloadReplay]) -> list[Grid]:
 
 
 def in_words(comparison: Comparison) -> str:
-    """How auto compares with the best fixed setting."""
+    """Return how auto compares with the best fixed setting."""
     best, auto = comparison.best_fixed, comparison.auto
     assert best is not None
     assert auto is not None
@@ -278,7 +282,9 @@ def sweep_figure(comparisons: Sequence[Comparison]) -> Any:
 
 
 def replay_sweep_figure(replays: Sequence[WorkloadReplay]) -> Any:
-    """For each grid: EDL as a map and as lines along both lengths, draft tokens and draft time along the decoding length."""
+    """Plot for each grid EDL as a map and as lines along both lengths, draft tokens and draft time along the
+    decoding length.
+    """
     parts = [
         (f"{in_one_line(each.workload)}: {each.strategy}, {each.start}", partial(_draw_edl, each)) for each in grids(replays)
     ]

@@ -34,7 +34,7 @@ from lookahead.trie.file import Trie
 
 @dataclasses.dataclass(frozen=True)
 class QualityChange:
-    """Of a model and its quantized form, on the same texts, in float32."""
+    """Quality of a model and of its quantized form, on the same texts, in float32."""
 
     before: Quality
     after: Quality
@@ -147,7 +147,7 @@ ANSWERED, ANSWER_TOKENS = 16, 64  # texts whose first half is answered, and toke
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """Of a model on texts. loss: nats per token. answers: greedy tokens after the first halves of the first texts."""
+    """Quality of a model on texts. loss: nats per token. answers: greedy tokens after the first halves of the first texts."""
 
     loss: float
     tokens: int
@@ -195,7 +195,7 @@ def loss_of(target: TargetModel, texts: Sequence[Sequence[int]]) -> float | None
 
 @dataclasses.dataclass(frozen=True)
 class AnswerChange:
-    """Where greedy answers of two models diverge. text, token: counted from 0; None: all are the same."""
+    """Position where greedy answers of two models diverge. text, token: counted from 0; None: all are the same."""
 
     identical: int
     answers: int

@@ -61,7 +61,7 @@ class ReplayResult(DraftCounts):
 
     @property
     def contender(self) -> tuple[str, int, int, str]:
-        """What tells this result from others of the same pairs."""
+        """Name of this result among others of the same pairs."""
         return self.strategy, self.decoding_length, self.branch_length, self.start
 
     @property

@@ -39,7 +39,7 @@ class StepLog(Clock):
             self._seen_before = len(self.seen)
 
     def by_depth(self) -> tuple[Counter[int], Counter[int]]:
-        """By depth: steps whose tree has a node there, steps in which one was accepted."""
+        """Count by depth the steps whose tree has a node there, steps in which one was accepted."""
         deepest = Counter(int(tree.depths().max()) for tree, _ in self.seen)
         accepted = Counter(length for _, length in self.seen)
         return _at_least(deepest), _at_least(accepted)
@@ -47,7 +47,7 @@ class StepLog(Clock):
 
 @dataclasses.dataclass
 class Sample(DraftCounts):
-    """What a contender did with some rows. forwards: of the model, several rows in one. clock: None for a peer."""
+    """Work of a contender on some rows. forwards: of the model, several rows in one. clock: None for a peer."""
 
     outputs: list[list[int]] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
@@ -209,7 +209,7 @@ TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
 
 
 def progress(emitted: int, taken_in: int) -> int:
-    """How far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward prefills many."""
+    """Return how far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward prefills many."""
     return emitted + taken_in // TAKEN_IN_AS_ONE
 
 
@@ -219,6 +219,6 @@ def median_turn(repeats: Sequence[Sample]) -> Sample:
 
 
 def _at_least(counts: Counter[int]) -> Counter[int]:
-    """How many have 1 or more, 2 or more, ... of what is counted by number."""
+    """Return how many have 1 or more, 2 or more, ... of what is counted by number."""
     numbers = range(max(counts, default=0), 0, -1)
     return Counter(dict(zip(numbers, itertools.accumulate(counts[number] for number in numbers), strict=True)))

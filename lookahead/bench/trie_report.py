@@ -37,7 +37,7 @@ WithSpinner = Callable[[Callable[[], Any], str], Any]  # calls its first argumen
 
 @dataclasses.dataclass(frozen=True)
 class Drafted:
-    """What would be verified after a context (int32 [length]), its longest match, and what the trie holds for each node."""
+    """Draft after a context (int32 [length]), its longest match, and what the trie holds for each node."""
 
     context: np.ndarray
     match: Match

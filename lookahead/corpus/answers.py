@@ -54,7 +54,7 @@ def answered(row: dict[str, Any]) -> AnsweredRow | None:
 
 
 def asked(row: dict[str, Any]) -> Any | None:
-    """What an OpenAI batch request asks: its chat messages, text or ids; None if the row is not one."""
+    """Return what an OpenAI batch request asks: its chat messages, text or ids; None if the row is not one."""
     body = row.get("body")
     return prompt_of(body) if isinstance(body, dict) else None
 
@@ -103,7 +103,7 @@ def _of_openai(row: dict[str, Any], body: Any) -> AnsweredRow:
 
 
 def _some(found: list[Any]) -> list[Answer]:
-    """Of samples, or choices of the OpenAI API, those that hold text or ids."""
+    """Take those samples, or choices of the OpenAI API, that hold text or ids."""
     answers = []
     for index, sample in enumerate(found):
         if isinstance(sample, dict):
@@ -181,7 +181,7 @@ def _of_answers(row: AnsweredRow, source: str, vocab_size: int, tokenized: bool)
 
 
 def _of_request(prompt: Any, source: str) -> tuple[list[Row], str]:
-    """What an OpenAI batch request asks: its assistant turns, where it has none its user turns, or its text."""
+    """Return what an OpenAI batch request asks: its assistant turns, where it has none its user turns, or its text."""
     if isinstance(prompt, str):
         return [Row(source, text=prompt, ends=False, is_prompt=True)], ""
     if _is_ids(prompt):

@@ -51,7 +51,9 @@ class FilePart:
 
 @dataclasses.dataclass
 class CorpusReport:
-    """What was read. problems: the first ten. bytes: of the files, packed or not. requests: rows whose prompts were taken."""
+    """Report of what was read. problems: the first ten. bytes: of the files, packed or not. requests: rows whose prompts were
+    taken.
+    """
 
     rows: int = 0
     bad: int = 0

@@ -222,7 +222,9 @@ def pieces_of(file: IO[str], kind: str, split: str) -> Iterator[str]:
 
 
 def html_text(page: str) -> str:
-    """What a reader of the page sees, but for scripts and styles: blocks apart by an empty line, white space as one space."""
+    """Return what a reader of the page sees, but for scripts and styles: blocks apart by an empty line, white space as one
+    space.
+    """
     parser = _Page()
     parser.feed(page)
     parser.close()

@@ -90,8 +90,9 @@ class Accounting:
 
     @property
     def why_no_drafts(self) -> dict[str, Any]:
-        """Where most steps that decode had no draft tokens, though there could be some: the share of those, how many rows there
-        were at most, and times as long as without that a forward of all of them takes with DRAFT_TOKENS more; None: unknown.
+        """Explain, where most decode steps had no draft tokens though some were possible: the share of those, how many
+        rows there were at most, and times as long as without that a forward of all of them takes with DRAFT_TOKENS more; None:
+        unknown.
         """
         share = self.drafted[False] / max(1, sum(self.drafted))
         if not self.drafter.options.adaptive or share < MOSTLY or sum(self.drafted) < FEW_STEPS:

@@ -176,13 +176,13 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 def _what_failed(error: OSError, path: Path, temporary: str) -> str:
-    """Which other file an error is about that was raised while `path` was written; "" if it is not about another one."""
+    """Return which other file an error is about that was raised while `path` was written; "" if it is not about another one."""
     other = isinstance(error.filename, str) and error.filename not in (temporary, str(path))
     return f"{error.filename}: cannot be used; {path}: write failed" if other else ""
 
 
 def _fate(path: Path, identity: os.stat_result, there: bool) -> str:
-    """What has become of `path` after a rename that has failed, which may have been done all the same."""
+    """Return what has become of `path` after a rename that has failed, which may have been done all the same."""
     try:
         now = path.stat()
     except FileNotFoundError:

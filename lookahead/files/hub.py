@@ -44,7 +44,9 @@ def gguf_in(name: str) -> tuple[str, str]:
 
 
 def located(name: str, wanted: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
-    """What `from_pretrained` of a name is called with: (folder or hub name, further arguments). Raises as `check_name`."""
+    """Return what `from_pretrained` of a name is called with: (folder or hub name, further arguments). Raises
+    as `check_name`.
+    """
     (repository, file), further = gguf_in(name), check_name(name, wanted, revision)
     if not file:
         return name, further
@@ -94,7 +96,7 @@ def is_cached(name: str) -> bool:
 
 
 def tokenizer_of_trie(path: Path, name: str) -> str:
-    """Where the trie's tokenizer is; relative names, of older versions, are looked for above it. Raises ModelError."""
+    """Return where the trie's tokenizer is; relative names, of older versions, are looked for above it. Raises ModelError."""
     if os.path.exists(name) or not name:
         return name
     if not os.path.isabs(name):

@@ -69,7 +69,7 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """What a command reads under one option. names: files, globs, folders, "-". hub: a name may be one of the hub's."""
+    """Files that a command reads under one option. names: files, globs, folders, "-". hub: a name may be one of the hub's."""
 
     option: str
     names: Sequence[str | Path | None]

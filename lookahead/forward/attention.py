@@ -77,7 +77,7 @@ class PackedAttention:
                 fields[FIELD] = own
 
     def kind_of(self, mask: torch.Tensor | None) -> str:
-        """Which kind of layer was handed this mask."""
+        """Return which kind of layer was handed this mask."""
         if mask is None:
             raise ModelError("its layers are not handed the mask")
         return self._kinds[mask.shape[-1] - 1]

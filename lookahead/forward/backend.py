@@ -37,36 +37,38 @@ class Backend(Protocol):
     """A module `backend` of lookahead.backends.cpu or .cuda; each has what makes sense on its device."""
 
     def program_of(self, target: Any) -> ForwardProgram:
-        """Of a packed model whose attention lookahead::tree_attention computes. Raises Unsupported, or as the model."""
+        """Make a program of a packed model whose attention is lookahead::tree_attention. Raises Unsupported,
+        or as the model.
+        """
 
     def tried_capture(self, target: Any) -> Any:
-        """Of a GPU: the same model, whose steps are captured as graphs if that is right."""
+        """Return, on a GPU, the same model, whose steps are captured as graphs if that is right."""
 
     def offers(self, option: str) -> Sequence[str]:
-        """Of a CPU: the schemes of --quantize or --kv-dtype that there are kernels for on this machine."""
+        """List, on a CPU, the schemes of --quantize or --kv-dtype that there are kernels for on this machine."""
 
     def packed_model(self, name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
-        """Of a CPU: the causal LM of a folder of packed weights; None for one that transformers is to load."""
+        """Load, on a CPU, the causal LM of a folder of packed weights; None for one that transformers is to load."""
 
     def pack_linears(self, model: Any, scheme: str, name: str) -> Any:
-        """Of a CPU: the same model, whose linear layers' weights are quantized by `scheme` and laid out for it. Such layers are
-        `packed_layers`. Raises ModelError for one that cannot be quantized.
+        """Return, on a CPU, the same model, whose linear layers' weights are quantized by `scheme` and laid out for it. Such
+        layers are `packed_layers`. Raises ModelError for one that cannot be quantized.
         """
 
     def with_kv_dtype(self, target: Any, kv_dtype: str) -> Any:
-        """Of a CPU: the same model with such keys and values. Raises UsageError for one that cannot have them."""
+        """Return, on a CPU, the same model with such keys and values. Raises UsageError for one that cannot have them."""
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether `tree_attention` takes queries of this dtype there."""
+        """Tell whether `tree_attention` takes queries of this dtype there."""
 
     def tree_attention(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Attention as tree_attention.py defines it; see there for what is handed over."""
 
     def quantize_keys(self, *arguments: Any) -> None:
-        """Of a CPU: keys or values to those that a quantized cache holds (quantized_cache.py)."""
+        """Convert, on a CPU, keys or values to those that a quantized cache holds (quantized_cache.py)."""
 
     def captured_steps(self, target: Any, cache: Any, capture: Any) -> Any:
-        """Of a GPU: packed steps as graphs."""
+        """Capture, on a GPU, packed steps as graphs."""
 
 
 def packed_layers(model: Any) -> tuple[list[Any], list[Any]]:

@@ -52,12 +52,12 @@ def own_settings() -> Iterator[None]:
 
 
 def by_own_settings(function: Function) -> Function:
-    """Of functions, and of generators: between two items the caller's settings count."""
+    """Decorate a function, or a generator: between two items the caller's settings count."""
     decorated: Function = context_decorator(own_settings, function)
     return decorated
 
 
 def callers_device() -> contextlib.AbstractContextManager[object]:
-    """For what the caller has given to be called, such as processors: while open, the default device is the caller's."""
+    """Call what the caller has given, such as processors: while open, the default device is the caller's."""
     device = getattr(_callers, "device", None)
     return contextlib.nullcontext() if device is None else torch.device(device)

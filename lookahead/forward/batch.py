@@ -30,7 +30,7 @@ ALL_AT_ONCE = 1e18  # what a call of attention costs that all slots are to share
 
 @dataclasses.dataclass(frozen=True)
 class MaskPlan:
-    """Which masks a model wants.
+    """Masks that a model wants.
 
     windows: of each kind of layer, how far back it sees in tokens (None: everything).
     chunks: of each kind of layer, the size of the blocks of positions it sees only within (None: no blocks).
@@ -223,13 +223,13 @@ def _packed(
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """To a device, without waiting for what it computes."""
+    """Upload to a device, without waiting for what it computes."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def work_of(runs: np.ndarray, sizes: np.ndarray, pasts: np.ndarray) -> Work:
-    """What the runs of `runs_of` take."""
+    """Return what the runs of `runs_of` take."""
     slots, width = runs[:, 1] - runs[:, 0], runs[:, 2]
     width = width + width % 2 * ((width > 1) & (slots > 1))
     keys = slots * [pasts[first:last].max() for first, last, *_ in runs]
@@ -237,7 +237,7 @@ def work_of(runs: np.ndarray, sizes: np.ndarray, pasts: np.ndarray) -> Work:
 
 
 def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.ndarray:
-    """As `runs_of`, of slots that all share a call. bucketed: in a step of few shapes."""
+    """Make the runs of `runs_of`, of slots that all share a call. bucketed: in a step of few shapes."""
     width, length = max(sizes), max(map(sum, zip(sizes, pasts, strict=True)))
     if bucketed:
         width, length = bucket(width), -(-length // KEYS) * KEYS
@@ -247,7 +247,9 @@ def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.n
 def _masks(
     args: tuple[np.ndarray, ...], plan: MaskPlan, dtype: torch.dtype, device: torch.device, bucketed: bool
 ) -> list[dict[str, torch.Tensor | None]]:
-    """Of each run those of each kind of layer, see `Group`. args: the first arguments of `opened`. The others: see `pack`."""
+    """Make for each run the masks of each kind of layer, see `Group`. args: the first arguments of `opened`. The others: see
+    `pack`.
+    """
     longest = int(args[0][:, 3].max())
     made: dict[tuple[int, int], list[torch.Tensor | None]] = {}
     of_kinds = []
@@ -263,7 +265,7 @@ def _masks(
 def _masks_within(
     limits: tuple[int, int], args: tuple[np.ndarray, ...], dtype: torch.dtype, device: torch.device, bucketed: bool
 ) -> list[torch.Tensor | None]:
-    """Of each run. limits: how far back a layer sees, and the size of the blocks that it sees within."""
+    """Make the masks of each run. limits: how far back a layer sees, and the size of the blocks that it sees within."""
     runs, parents, *_ = args
     limited = bucketed or limits != (NO_LIMIT, NO_LIMIT)
     if not limited and len(parents) == len(runs):  # one token of each slot, which go alone

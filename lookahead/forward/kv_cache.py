@@ -72,7 +72,7 @@ class NotedCache(KeysAndValuesOnly):
 
 
 class LayerShape(NamedTuple):
-    """What a layer keeps of a token. number: of the layer. heads: of keys; width, value_width: numbers of each.
+    """Shape of what a layer keeps of a token. number: of the layer. heads: of keys; width, value_width: numbers of each.
 
     dtype: of the numbers before any quantization.
     """
@@ -190,11 +190,11 @@ class SlotCache(KeysAndValuesOnly):
         self.merged = True
 
     def shapes(self) -> tuple[LayerShape, ...]:
-        """Of the layers that keep anything. Known after a first forward."""
+        """Shapes of the layers that keep anything. Known after a first forward."""
         return tuple(self._shapes.values())
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """For each (slot, source, target): what stands at position `source` goes to position `target` before it. Positions of
+        """Move for each (slot, source, target) what stands at position `source` to position `target` before it. Positions of
         a slot ascend.
         """
         if not moves:

@@ -76,7 +76,7 @@ def agreed(value: float) -> float:
 
 
 def all_agreed(values: Sequence[float]) -> list[float]:
-    """Of each value the least that any process gives."""
+    """Return of each value the least that any process gives."""
     box = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(box, dist.ReduceOp.MIN)
     return box.tolist()

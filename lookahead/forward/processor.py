@@ -24,7 +24,9 @@ def processor_name(device: torch.device) -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN does on this CPU. With AVX-512 alone it takes bfloat16, too, but converts it at each product."""
+    """Tell whether oneDNN multiplies bfloat16 on this CPU. With AVX-512 alone it takes bfloat16, too, but converts it at each
+    product.
+    """
     import torch
 
     converts = torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported()
@@ -32,22 +34,22 @@ def multiplies_bfloat16() -> bool:
 
 
 def has_avx512() -> bool:
-    """Whether this CPU has vectors of 16 numbers, with all that goes with them since 2017."""
+    """Tell whether this CPU has vectors of 16 numbers, with all that goes with them since 2017."""
     return _has("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 
 def multiplies_pairs() -> bool:
-    """Whether this CPU adds products of pairs of bfloat16 to float32 sums (AVX-512 BF16)."""
+    """Tell whether this CPU adds products of pairs of bfloat16 to float32 sums (AVX-512 BF16)."""
     return _has("avx512bf16")
 
 
 def multiplies_bytes() -> bool:
-    """Whether this CPU adds products of four bytes to sums of 32 bits (AVX-512 VNNI)."""
+    """Tell whether this CPU adds products of four bytes to sums of 32 bits (AVX-512 VNNI)."""
     return _has("avx512vnni")
 
 
 def multiplies_tiles() -> bool:
-    """Whether this CPU multiplies tiles of bfloat16 (AMX)."""
+    """Tell whether this CPU multiplies tiles of bfloat16 (AMX)."""
     import torch
 
     return bool(torch.cpu._is_amx_tile_supported())
@@ -55,7 +57,7 @@ def multiplies_tiles() -> bool:
 
 @functools.cache
 def _has(*features: str) -> bool:
-    """Whether this CPU and its system have these features, in LLVM's names."""
+    """Tell whether this CPU and its system have these features, in LLVM's names."""
     try:
         found = get_host_cpu_features()
     except RuntimeError:  # not known of this kind of CPU

@@ -21,7 +21,9 @@ DTYPES = {"int8": torch.int8, "int4": torch.uint8}  # of buffers
 
 
 def bytes_of(width: int, kept: torch.dtype) -> int:
-    """Of a key or value: 2 (in 4 bits 4) for each 32 of its `width` numbers, and 16 (8) for each 16. An even number."""
+    """Return the bytes of a key or value: 2 (in 4 bits 4) for each 32 of its `width` numbers, and 16 (8) for each 16. An even
+    number.
+    """
     header, size = (2, LANES) if kept == torch.int8 else (4, LANES // 2)
     return -(-width // GROUP) * header + -(-width // LANES) * size
 

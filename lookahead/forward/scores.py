@@ -17,7 +17,7 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 
 
 class Scores:
-    """What the model emits after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot.
+    """Scores after the wanted nodes of all slots. logits: [nodes, vocab], slot after slot.
 
     is_first: they took longer than other steps of this size will, as kernels were compiled or captured.
     """

@@ -93,15 +93,15 @@ class ReplayState:
 
     @property
     def is_empty(self) -> bool:
-        """As `BufferState.is_empty`."""
+        """See `BufferState.is_empty`."""
         return self._past == 0 and not self._pending
 
     def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
-        """As `BufferState.prefill`."""
+        """See `BufferState.prefill`."""
         return self.forward(tree) if every else self.forward(tree)[-1:]
 
     def forward(self, tree: DraftTree) -> torch.Tensor:
-        """As `BufferState.forward`, for chains."""
+        """See `BufferState.forward`; chains only."""
         assert tree.is_chain()
         if len(self._pending) > MOST_PENDING:
             _, self._state = _feed(self.target, self._pending, self._past, self._state)
@@ -114,7 +114,7 @@ class ReplayState:
         return logits[len(self._pending) :]
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """As `BufferState.keep`."""
+        """See `BufferState.keep`."""
         kept = self._tried[: len(self._pending) + len(nodes)]
         if len(kept) == len(self._tried):
             self._state, self._pending = self._trial, []

@@ -29,7 +29,7 @@ WAIT_FOR = 16  # tokens that another slot is about to prefill and that are worth
 
 
 class Slots(Protocol):
-    """What the engine needs of slots."""
+    """Interface of slots, as the engine needs it."""
 
     open: int
 
@@ -40,7 +40,7 @@ class Slots(Protocol):
         """
 
     def begin(self, slot: int, afresh: bool = False) -> int | None:
-        """How many tokens at the beginning of the slot's text are held already; all but the last at most. afresh: none.
+        """Return how many tokens at the beginning of the slot's text are held already; all but the last at most. afresh: none.
 
         None: another slot is prefilling what this one shares with it; ask again at the next step.
         """
@@ -49,7 +49,7 @@ class Slots(Protocol):
         """Scores behind the tree of each open slot, whose root is the slot's next token to prefill."""
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Of each open slot's latest tree keep these nodes, a path from its root; none: keep nothing."""
+        """Keep these nodes of each open slot's latest tree, a path from its root; none: keep nothing."""
 
     def close(self, slot: int) -> None:
         """The slot's text has ended; the last open slot takes its number."""
@@ -59,7 +59,7 @@ class Slots(Protocol):
 
 
 def slots_of(target: TargetModel) -> Slots:
-    """Where the sequences of a model live while they are decoded. Not for models of mode "plain"."""
+    """Return where the sequences of a model live while they are decoded. Not for models of mode "plain"."""
     if target.slots_factory:
         return target.slots_factory(target)
     return PackedSlots(target) if target.mode == "packed" else SeparateSlots(target)

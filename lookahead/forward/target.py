@@ -127,7 +127,7 @@ class TargetModel:
 
     @functools.cached_property
     def call(self) -> float:
-        """Of attention: it takes as long as that many products of a query with a key, see `batch.runs_of`.
+        """Cost of a call of attention: it takes as long as that many products of a query with a key, see `batch.runs_of`.
 
         The op pads nothing, as if each slot had a call of its own for nothing.
         """
@@ -142,12 +142,12 @@ class TargetModel:
 
     @functools.cached_property
     def state_name(self) -> str:
-        """What the model calls its memory of a text, as an argument and in its output."""
+        """Return what the model calls its memory of a text, as an argument and in its output."""
         return next((name for name in ("cache_params", "state") if name in self.arguments), "past_key_values")
 
     @functools.cached_property
     def setting(self) -> Setting:
-        """What the costs of its forwards depend on."""
+        """Return what the costs of its forwards depend on."""
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         attention = str(self.text_config._attn_implementation)
         if self.attends_by_op:
@@ -157,7 +157,7 @@ class TargetModel:
         return setting_of(*known, attention, self.mode, threads, self.linear, self.kv_dtype)
 
     def step_cost(self, batch: int) -> StepCost | None:
-        """What its forwards cost for one row and for `batch`, where that was measured for this setting beforehand.
+        """Return what its forwards cost for one row and for `batch`, where that was measured for this setting beforehand.
 
         Where processes share the model, what each finds in its own cache is not agreed on.
         """
@@ -176,7 +176,9 @@ class TargetModel:
 
     @property
     def notices(self) -> list[str]:
-        """What its user should know before it answers: that drafts are verified in a slower way, or may change tokens."""
+        """Return what its user should know before it answers: that drafts are verified in a slower way, or
+        may change tokens.
+        """
         found = [] if self.mode == "packed" else [f"{self.name} verifies by {self.mode}: {self.reason}"]
         if self.inexact:
             found.append(
@@ -187,7 +189,7 @@ class TargetModel:
 
     @property
     def path(self) -> str:
-        """How its forwards are computed, in a line of a summary."""
+        """Return how its forwards are computed, in a line of a summary."""
         if self.mode == "plain":
             return "by generate, without drafts"
         if self.program is not None:
@@ -208,7 +210,9 @@ class TargetModel:
         return dataclasses.replace(self, agreed=agreed)
 
     def agreed_all(self, values: Sequence[float]) -> Sequence[float]:
-        """What processes that share the model take these measured values for: one call for all of them, as each waits."""
+        """Return what processes that share the model take these measured values for: one call for all of
+        them, as each waits.
+        """
         return all_agreed(values) if self.is_shared else values
 
 
@@ -259,7 +263,7 @@ def _original_positions(text_config: Any, rope: dict[str, Any]) -> int:
 
 
 def _ropes(text_config: Any) -> list[dict[str, Any]]:
-    """How rotary positions are encoded: once, or for each kind of layer."""
+    """Return how rotary positions are encoded: once, or for each kind of layer."""
     found = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
     return [each or {} for each in found.values() if each is None or isinstance(each, dict)] or [found]
 

@@ -85,7 +85,7 @@ _library.impl("tree_attention", _on_cpu, "CPU")
 
 
 def serves_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the op has a fast form there."""
+    """Tell whether the op has a fast form there."""
     backend = backend_of(device.type)
     return backend is not None and backend.serves(device, dtype)
 
@@ -119,7 +119,7 @@ def _shape_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta:
 def checked_scale(
     query: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float | None, arguments: Mapping[str, Any]
 ) -> float:
-    """What products are multiplied by. Raises ModelError as `tree_attention` does, whose arguments these are."""
+    """Return what products are multiplied by. Raises ModelError as `tree_attention` does, whose arguments these are."""
     if attention_mask is None or attention_mask.dtype != torch.int32 or attention_mask.shape[-1] < FIELDS:
         raise ModelError("its layers are not handed what tokens see")
     if not OTHERS.isdisjoint(arguments) and any(arguments.get(name) is not None for name in OTHERS):
@@ -136,7 +136,7 @@ def tree_attention(
     scaling: float | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What layers of a model call. query: [1, heads, tokens, width]; key, value: as of `reference`.
+    """Attention that layers of a model call. query: [1, heads, tokens, width]; key, value: as of `reference`.
 
     key, value: on a CPU also quantized ones, of all slots in the shape of what they hold (quantized_cache.py).
     attention_mask: int32 [1, 1, tokens, FIELDS], the lines of the step. Returns [1, tokens, heads, value width] and, instead

@@ -46,7 +46,7 @@ def _budget() -> None:
 
 
 def _forward() -> None:
-    """Of float32 on a CPU. Needs no torch."""
+    """Compile float32 forwards on a CPU. Needs no torch."""
     from lookahead.backends.cpu import attention_kernel, panel_kernel, program_kernel
     from lookahead.draft import best_kernel
     from lookahead.forward import batch_kernel, tree_meta

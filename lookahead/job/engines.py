@@ -39,12 +39,12 @@ class Answering:
 
     @property
     def speedup(self) -> Speedup | None:
-        """Of this run so far over plain decoding; None if it is plain decoding, or not known."""
+        """Speedup of this run so far over plain decoding; None if it is plain decoding, or not known."""
         return None
 
     @property
     def clock(self) -> Clock | None:
-        """Of an engine of ours in this process."""
+        """Clock of an engine of ours in this process."""
         return None
 
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:

@@ -30,7 +30,7 @@ class Events:
 
 
 class JobEvents(Events):
-    """What happens in a job, called in its thread; in `running`, after each step, progress and stopped."""
+    """Events of a job, called in its thread; in `running`, after each step, progress and stopped."""
 
     def running(self, progress: JobProgress) -> contextlib.AbstractContextManager[None]:
         """Entered before the first row is answered, and left when what the job writes is complete or the job fails."""

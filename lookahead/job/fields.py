@@ -36,7 +36,8 @@ OWN = frozenset(
 
 
 class RowFields:
-    """What a job takes of its rows. prompt_field: the field with the prompt's text. template: Jinja that makes the prompt.
+    """Fields that a job takes of its rows. prompt_field: the field with the prompt's text. template: Jinja that makes the
+    prompt.
 
     keep: fields that output rows keep; ("all",): every one. echo: output rows have the prompt, so that it is not kept twice.
     Raises UsageError for options that do not go together, a template that cannot be read, or names that output rows use.
@@ -60,7 +61,7 @@ class RowFields:
 
     @functools.cached_property
     def columns(self) -> frozenset[str] | None:
-        """Of a table, what is read of its rows; None: everything."""
+        """List the columns of a table that are read; None: all."""
         named = FORMS if self._template is None else self._template[1]
         if self.keep == (ALL,) or "row" in named:
             return None
@@ -165,7 +166,7 @@ def _not_null(value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """As JSON has it: what is not a value there is text (dates), or null (NaN)."""
+    """Convert to JSON: what is not a value there is text (dates), or null (NaN)."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 

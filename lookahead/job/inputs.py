@@ -47,7 +47,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str | None) -> Shard:
-        """Of "2/8". Raises UsageError for anything else."""
+        """Parse "2/8". Raises UsageError for anything else."""
         number, slash, count = (text or "1/1").partition("/")
         if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
             raise UsageError(f"--shard {text}: give I/N, such as 2/8 for the second of eight parts.")

@@ -56,7 +56,9 @@ class FinishedRow:
 
 @dataclasses.dataclass
 class Done:
-    """What a job has done: fingerprints of the requests by number, what their rows add up to, and their order in the output."""
+    """Work that a job has done: fingerprints of the requests by number, what their rows add up to, and their order in the
+    output.
+    """
 
     requests: dict[int, bytes] = dataclasses.field(default_factory=dict)
     totals: JobTotals = dataclasses.field(default_factory=JobTotals)
@@ -77,7 +79,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class RowPosition:
-    """Where a row stands in the output: bytes, and the journal's line about it."""
+    """Position of a row in the output: bytes, and the journal's line about it."""
 
     number: int
     start: int
@@ -86,7 +88,7 @@ class RowPosition:
 
 
 def read_done(files: JobFiles) -> Done:
-    """What is done, by output and journal; changes neither. Raises LookaheadError if they do not belong together."""
+    """Return what is done, by output and journal; changes neither. Raises LookaheadError if they do not belong together."""
     if not files.journal.exists():
         raise LookaheadError(
             f"{files.existing()}: cannot be continued, as {files.journal.name} is not there. Start again with --overwrite."
@@ -139,7 +141,7 @@ def rewrite(files: JobFiles, kept: Iterable[tuple[int, int]]) -> None:
 
 
 class AnswerStore:
-    """What rows are written to. These are the methods of one that nothing outlasts: it holds no earlier run's answers."""
+    """Store that rows are written to. These are the methods of one that nothing outlasts: it holds no earlier run's answers."""
 
     totals: JobTotals
 

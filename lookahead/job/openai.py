@@ -93,7 +93,9 @@ def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
-    """What is asked in addition to the prompt. Raises RowError for a key that is unknown or asks for what cannot be done."""
+    """Return what is asked in addition to the prompt. Raises RowError for a key that is unknown or asks for what cannot be
+    done.
+    """
     asked: dict[str, Any] = {}
     more: dict[str, Any] = {}
     for name, value in body.items():
@@ -152,7 +154,7 @@ def _constraint(wish: Any) -> dict[str, Any]:
 
 
 def _chat_logprobs(body: dict[str, Any]) -> Any:
-    """How many of the most probable: {"logprobs": true, "top_logprobs": K}. False: none at all. Raises RowError."""
+    """Return how many of the most probable: {"logprobs": true, "top_logprobs": K}. False: none at all. Raises RowError."""
     asked, most = body.get("logprobs"), body.get("top_logprobs")
     if asked is not None and type(asked) is not bool:
         raise RowError(f'"logprobs" is {shown(asked)}, not true or false', "logprobs")

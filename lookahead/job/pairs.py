@@ -56,7 +56,7 @@ class Log:
         return any(logged.prompt is None for logged in self.answers)
 
     def notes(self) -> list[str]:
-        """What a reader of the results should know, a line each."""
+        """Return what a reader of the results should know, a line each."""
         job = "than in the job. Give its --chat, --system and --tokenizer, or write prompts with the answers: generate --echo."
         again = "which can differ from the tokens of the model. generate --token-ids keeps those."
         missing = f"no prompt has their id (the first: {json.dumps(self.first_unmatched)})."
@@ -71,7 +71,9 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class JobSettings:
-    """How a job makes token ids of its prompts. inputs: its files of prompts. began: what its chat template may write."""
+    """Settings by which a job makes token ids of its prompts. inputs: its files of prompts. began: what its chat template may
+    write.
+    """
 
     tokenizer: str | None = None
     chat: bool = False
@@ -150,7 +152,7 @@ def find_prompts(log: Log, names: Sequence[str], fields: RowFields | None = None
 
 
 def _key_of(log: Log, row_id: Any) -> str:
-    """Of an id for a look-up. In Parquet all ids of a column are text where one is."""
+    """Make the key of an id for a look-up. In Parquet all ids of a column are text where one is."""
     return str(row_id) if kind_of(log.path) == ".parquet" else json.dumps(row_id)
 
 
@@ -214,7 +216,7 @@ def pairs_of(
 
 
 def settings_of(path: str) -> JobSettings:
-    """Of the job that wrote the file, by the manifest next to it; of nothing where there is none."""
+    """Read the settings of the job that wrote the file, by the manifest next to it; defaults where there is none."""
     try:
         manifest = json.loads(JobFiles(Path(path)).manifest.read_text(encoding="utf-8"))
         options = manifest["runs"][-1]["options"]

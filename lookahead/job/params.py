@@ -20,7 +20,7 @@ LONGEST_PROBLEM = 1000  # characters: a row may hold keys of any length
 
 
 class RowError(ValueError):
-    """What is wrong with a row. param: the key that it is about, where it is one."""
+    """Raised for a row that is wrong. param: the key that it is about, where it is one."""
 
     def __init__(self, problem: str, param: str | None = None):
         line = in_one_line(problem)
@@ -134,7 +134,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def asked_logprobs(name: str, value: Any) -> Any:
-    """How many of the most probable; False: no log-probabilities at all. Raises RowError for what is neither."""
+    """Return how many of the most probable; False: no log-probabilities at all. Raises RowError for what is neither."""
     if value is not False and (type(value) is not int or value < 0):
         raise RowError(f'"{name}" is {shown(value)}, not a whole number', name)
     if value is not False:

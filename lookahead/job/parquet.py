@@ -137,7 +137,7 @@ def _openai_response(arrow: Any, own_logprobs: Any) -> Any:
 
 
 def _openai_logprobs(arrow: Any) -> Any:
-    """Of a chat "content", of a completion the rest."""
+    """Make the type of OpenAI log-probabilities: of a chat "content", of a completion the rest."""
     text, number = arrow.string(), arrow.float64()
     scored = {"token": text, "logprob": number, "bytes": arrow.list_(arrow.int64())}
     each = arrow.struct({**scored, "top_logprobs": arrow.list_(arrow.struct(scored))})

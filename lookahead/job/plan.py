@@ -71,7 +71,7 @@ class JobPlan:
         return of(spec.model, self.trie_files, self.weights, drafts, most, self.batch_size, engine_arguments)
 
     def row_options(self) -> JobOptions:
-        """What holds for rows that ask for nothing else. Raises UsageError for sampling that makes no sense."""
+        """Return what holds for rows that ask for nothing else. Raises UsageError for sampling that makes no sense."""
         from lookahead.job.runner import JobOptions
 
         io, sampling = self.spec.io, self.spec.sampling
@@ -151,7 +151,7 @@ AS_GIVEN = (*(field.name for field in dataclasses.fields(SamplingFields)), "samp
 
 
 def sampling_of(options: SamplingOptions, constraint: Constraint | None) -> Sampling:
-    """What holds for rows that ask for nothing else. Raises UsageError for values that make no sense."""
+    """Return what holds for rows that ask for nothing else. Raises UsageError for values that make no sense."""
     from lookahead.decode.sampling import Sampling
 
     fields: dict[str, Any] = {name: getattr(options, name) for name in AS_GIVEN}
@@ -192,7 +192,9 @@ def _named_number(item: str) -> tuple[str, float]:
 
 
 def constraint_of(options: Constraints) -> Constraint | None:
-    """What answers must look like; None: anything. Raises UsageError for options, ConstraintError for files that are wrong."""
+    """Return what answers must look like; None: anything. Raises UsageError for options, ConstraintError for files that are
+    wrong.
+    """
     from lookahead.decode.constraint import Constraint
 
     values = {name: getattr(options, name) for name in ("json_schema", "regex", "choice", "grammar")}

@@ -181,7 +181,7 @@ class JobProgress:
 
     @property
     def speedup(self) -> Speedup | None:
-        """Of this run over plain decoding; None of plain decoding itself, and before the first step."""
+        """Speedup of this run over plain decoding; None of plain decoding itself, and before the first step."""
         found = self._speedup()
         if not found or not self.clock:
             return found
@@ -244,7 +244,7 @@ class JobReport:
 
 
 def clocked(of: JobProgress | JobReport) -> dict[str, Any]:
-    """What the clock gave for a run: of `--json` and of manifests."""
+    """Return what the clock gave for a run: of `--json` and of manifests."""
     counts = {"run_rows": of.run.rows, "run_tokens": of.run.tokens, "run_seconds": round(of.seconds, 3)}
     speedup = {} if of.speedup is None else of.speedup.as_json()
     return {**counts, "loading_seconds": round(of.loading_seconds, 3), **speedup}

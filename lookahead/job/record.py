@@ -83,7 +83,7 @@ class JobRecord:
 
     @property
     def latest_run(self) -> str:
-        """How long it took, and its speedup over plain decoding; "" where nothing is known."""
+        """Return how long it took, and its speedup over plain decoding; "" where nothing is known."""
         run = self.runs[-1] if self.runs else {}
         if not {"run_seconds", "loading_seconds"} <= run.keys():
             return ""
@@ -205,7 +205,9 @@ def _of_part(part: Part) -> tuple[str, ...]:
 
 
 def read_record(out: str) -> JobRecord:
-    """Of the job that writes or wrote to `out`. Raises LookaheadError if there is none, or its rows hold no counts."""
+    """Read the record of the job that writes or wrote to `out`. Raises LookaheadError if there is none, or its rows hold no
+    counts.
+    """
     files = JobFiles(Path(out))
     about = _of_manifest(files.manifest)
     if files.journal.exists():
@@ -236,7 +238,7 @@ def _of_journal(path: Path) -> Iterator[RowRecord]:
 
 
 def _of_rows(out: str) -> Iterator[RowRecord]:
-    """Of output rows themselves. When they ended is not known."""
+    """Read records from output rows themselves. When they ended is not known."""
     found = parquet_rows(out, CorpusReport(), OWN) if kind_of(out) == ".parquet" else json_rows(out)
     for number, row in found:
         if isinstance(row, str):

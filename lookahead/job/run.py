@@ -250,7 +250,9 @@ def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool)
 def what_is_done(
     files: JobFiles, names: Sequence[str], shard: Shard, retry_errors: bool, fields: RowFields | None = None
 ) -> Done:
-    """What an earlier run has done. Raises LookaheadError if files do not belong together, or input rows have changed."""
+    """Return what an earlier run has done. Raises LookaheadError if files do not belong together, or input
+    rows have changed.
+    """
     done = read_done(files)
     if done.requests and all(Path(name).is_file() for name in names):  # a pipe can be read once: as the rows are answered
         last = max(done.requests)
@@ -329,7 +331,7 @@ def save_learned(
 
 
 def copies_in(path: str, documents: Callable[[], Iterable[TokenDocument]]) -> int:
-    """How many segments of a trie end in these documents; 0 if there is no trie."""
+    """Return how many segments of a trie end in these documents; 0 if there is no trie."""
     if not Path(path).exists():
         return 0
     trie = Trie(path)

@@ -36,7 +36,9 @@ NO_TEXT = 'the model has no tokenizer, and OpenAI lines are answered in text: gi
 
 
 class Engine(Protocol):
-    """What decodes requests, see `decode.engine.DecodingEngine`. target: has the model's name and longest_text, in tokens."""
+    """Interface of what decodes requests, see `decode.engine.DecodingEngine`. target: has the model's name and longest_text, in
+    tokens.
+    """
 
     batch_size: int
 
@@ -51,7 +53,7 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """What holds for rows that do not set it, and how rows are written.
+    """Defaults of rows, and how rows are written.
 
     n: samples. seed: makes, with a row's id and the sample's number, that of its random stream. in_order: of the prompts, else
     as rows end. echo: rows keep their prompts. began: when the job did, which answers and chat templates write.

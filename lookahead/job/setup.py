@@ -66,7 +66,9 @@ class LoadedEngine:
     identity: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """What a user should know of the model with `sampling`. Raises ModelError if its own sampling is wrong and wanted."""
+        """Return what a user should know of the model with `sampling`. Raises ModelError if its own sampling is wrong and
+        wanted.
+        """
         target = self.engine.target
         if sampling.sampling == "model":
             check_generation_config(target, self.tokenizer, Sampling(sampling="model"))

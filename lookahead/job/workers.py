@@ -217,7 +217,7 @@ class WorkerPool:
 
     @property
     def speedup(self) -> Speedup | None:
-        """Of all workers together, lost ones included; None if none has one."""
+        """Speedup of all workers together, lost ones included; None if none has one."""
         return total((*self._speedups_of_lost, *(report.speedup for report in self.reports)))
 
     def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -226,7 +226,7 @@ class WorkerPool:
             self._exchange(iter(()), lambda index, ended: None)
 
     def run(self, requests: Iterable[Request], in_order: bool, write: Write, stopped: Stopped = lambda: False) -> None:
-        """As `runner.run_rows`. Raises LookaheadError also where workers are lost one after the other."""
+        """Run rows as `runner.run_rows` does. Raises LookaheadError also where workers are lost one after the other."""
         tasks = (_Task(index, request) for index, request in enumerate(requests))
         writer = OrderedWriter(write, in_order, FAULTY_BATCHES * self.batch_size * len(self._workers))
         while not stopped() and self._exchange(tasks, writer.put):

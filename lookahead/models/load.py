@@ -37,7 +37,8 @@ ENGINE_MODES = ("auto", "modules", "program")  # see `load_model`
 
 
 def estimated_profile(model: ModelOptions, gpu: str) -> CostProfile:
-    """What a model should cost on another GPU, by its config.json alone (budget/estimate.py); auto is the config's own dtype.
+    """Return what a model should cost on another GPU, by its config.json alone (budget/estimate.py); auto is the config's own
+    dtype.
 
     Raises ModelError and UsageError as `random_model` does.
     """
@@ -175,7 +176,7 @@ def _whole(name: str, config: Any, trust_remote_code: bool, revision: str | None
 
 
 def _tensor_parallel(plan: str) -> dict[str, Any]:
-    """How this version of transformers receives a plan."""
+    """Return how this version of transformers receives a plan."""
     try:
         from transformers.distributed import DistributedConfig
 
@@ -232,7 +233,7 @@ def _laid_out(model: Any, wished: ModelOptions) -> Any:
 
 
 def _probed(model: Any, wished: ModelOptions) -> TargetModel:
-    """How the model verifies. Raises ModelError where its forward is to be a program and is none; as `with_kv_dtype`."""
+    """Return how the model verifies. Raises ModelError where its forward is to be a program and is none; as `with_kv_dtype`."""
     target, cpu = probed(model.eval(), wished.name, wished.engine_mode != "modules"), backend_of("cpu")
     if cpu and wished.kv_dtype != "none":
         target = cpu.with_kv_dtype(target, wished.kv_dtype)
@@ -242,7 +243,7 @@ def _probed(model: Any, wished: ModelOptions) -> TargetModel:
 
 
 def _log_setting(target: TargetModel) -> None:
-    """How the model was loaded, for --verbose."""
+    """Return how the model was loaded, for --verbose."""
     setting, reason = target.setting, f" ({target.reason})" if target.reason else ""
     where = f"{setting.device}, {setting.threads} threads" if setting.threads else setting.device
     log.info(
@@ -295,7 +296,9 @@ def read_config(name: str, trust_remote_code: bool = False, revision: str | None
 
 
 def auto_class(config: Any) -> Any:
-    """Of transformers, for a model of this config. A multimodal one is loaded whole, and takes text alone."""
+    """Return the auto class of transformers for a model of this config. A multimodal one is loaded whole, and
+    takes text alone.
+    """
     import transformers
     from transformers import AutoModelForCausalLM
 

@@ -86,7 +86,9 @@ class ModelOptions(OptionGroup):
 
     @classmethod
     def of(cls, model: str | ModelOptions, dtype: str | None = None, device: str | None = None, **options: Any) -> ModelOptions:
-        """Of a model's name, or of options that are there; those given here instead. Raises UsageError for a wrong value."""
+        """Make options of a model's name, or of other options; those given here instead. Raises UsageError
+        for a wrong value.
+        """
         options |= {name: value for name, value in (("dtype", dtype), ("device", device)) if value is not None}
         if "attention" in options:
             options["attn"] = options.pop("attention")

@@ -21,7 +21,7 @@ TOKENS_TOO = ("fp8", "fbgemm_fp8", "bitnet", "fp_quant")  # methods that quantiz
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """What config.json states about how the weights are quantized; empty if they are not."""
+    """Return what config.json states about how the weights are quantized; empty if they are not."""
     stated = getattr(config, "quantization_config", None) or {}
     settings = dict(stated if isinstance(stated, dict) else stated.to_dict())
     method = settings.get("quant_method")
@@ -57,7 +57,7 @@ def refuse_own_format(name: str, config: Any) -> None:
 
 
 def quantizes_tokens(settings: dict[str, Any]) -> bool:
-    """Whether numbers of tokens are quantized as well, so far as the config tells."""
+    """Tell whether numbers of tokens are quantized as well, so far as the config tells."""
     method = str(settings.get("quant_method"))
     if method == "compressed-tensors":
         return any(group.get("input_activations") for group in (settings.get("config_groups") or {}).values())

@@ -66,8 +66,8 @@ Text = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """What a target computed. scores: after the last token of each text. layers: of each text that a slot held, keys and values
-    of each layer, [tokens, numbers], by what they are called.
+    """Results that a target computed. scores: after the last token of each text. layers: of each text that a slot held, keys
+    and values of each layer, [tokens, numbers], by what they are called.
     """
 
     scores: dict[Text, torch.Tensor]
@@ -119,7 +119,7 @@ class _Yardstick:
 
 
 def op_may_serve(target: TargetModel) -> bool:
-    """Whether to try lookahead::tree_attention: where it is fast, for models that do not ask for eager attention."""
+    """Tell whether to try lookahead::tree_attention: where it is fast, for models that do not ask for eager attention."""
     own = target.text_config._attn_implementation
     return own != "eager" and serves_on(target.device, target.dtype)
 
@@ -141,12 +141,12 @@ def program_of(target: TargetModel) -> ForwardProgram:
 
 
 def rounds(target: TargetModel) -> bool:
-    """Whether numbers between layers, or of tokens, are rounded to something coarser than float32."""
+    """Tell whether numbers between layers, or of tokens, are rounded to something coarser than float32."""
     return target.dtype in HALF or target.linear in QUANTIZED
 
 
 def _may_be_program(target: TargetModel) -> bool:
-    """Whether there are products for its linear layers."""
+    """Tell whether there are products for its linear layers."""
     if target.device.type == "cuda":
         return target.linear == "torch" and target.dtype != torch.float32
     return target.linear in IN_PANELS
@@ -284,7 +284,7 @@ def _named(layers: Iterable[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
 
 
 def _wrong(target: TargetModel, found: Observed, own: Observed, precise: Observed) -> str:
-    """What is wrong with what a target computed, compared with the stock model's own; "" if nothing is."""
+    """Describe what is wrong with what a target computed, compared with the stock model's own; "" if nothing is."""
     least = LEAST * torch.finfo(target.dtype).eps
     for where, ours, theirs, right in _compared(found, own, precise):
         if not (
@@ -300,7 +300,7 @@ def _wrong(target: TargetModel, found: Observed, own: Observed, precise: Observe
 
 
 def _wrong_in_float32(target: TargetModel, yardstick: _Yardstick) -> str:
-    """What is wrong with a mode itself, which half precision may hide; "" if nothing is, or nobody can tell."""
+    """Return what is wrong with a mode itself, which half precision may hide; "" if nothing is, or nobody can tell."""
     try:
         with widened(target.model):
             found = _observed(target, slots_of(target), yardstick.texts)
@@ -330,7 +330,7 @@ def _distances(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _strays(program: Observed, modules: Observed, own: Observed, precise: Observed) -> str:
-    """Where a program computes something else than the modules, which round where it does; "" if nowhere.
+    """Return where a program computes something else than the modules, which round where it does; "" if nowhere.
 
     Sums in another order move a number across a step of rounding now and then, and from there on all that follows. So the first
     difference of a token is looked for: where tokens rarely part, there is no layer in which most of them do.

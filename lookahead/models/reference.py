@@ -89,12 +89,12 @@ def _batch(model: Any, texts: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def stock(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> Reference:
-    """By the model's own modules. with_layers: keys and values, too. Raises what the model raises."""
+    """Compute by the model's own modules. with_layers: keys and values, too. Raises what the model raises."""
     return _forward(model, _batch(model, texts), with_layers)
 
 
 def wide(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> Reference:
-    """In float32, tokens not quantized. Raises what operations raise that cannot be widened."""
+    """Compute in float32, tokens not quantized. Raises what operations raise that cannot be widened."""
     with widened(model):
         return _forward(model, _batch(model, texts), with_layers)
 

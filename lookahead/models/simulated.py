@@ -146,7 +146,7 @@ class NothingHeld(SlotCache):
 
 
 class NoScores(Scores):
-    """Of answers that are forced."""
+    """Scores of forced answers."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         super().__init__(torch.empty(0, 0), counts)

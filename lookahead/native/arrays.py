@@ -121,7 +121,7 @@ def _get_item(context, builder, sig, args):
 
 @lower_builtin(operator.getitem, BareArray, types.SliceType)
 def _get_slice(context, builder, sig, args):
-    """Of one axis, from 0 to its size: bounds are neither negative nor beyond it."""
+    """Slice one axis, from 0 to its size: bounds are neither negative nor beyond it."""
     bounds = context.make_helper(builder, sig.args[1], args[1])
     zero = context.get_constant(types.intp, 0)
     size = builder.sub(bounds.stop, bounds.start)

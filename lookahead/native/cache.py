@@ -65,7 +65,7 @@ def notice() -> str:
 
 
 def _notify(text: str) -> None:
-    """Once a process. Workers do not: who started them does, see `notice`."""
+    """Notify once a process. Workers do not: who started them does, see `notice`."""
     global _notice
     if not _notice:
         _notice = text
@@ -150,7 +150,7 @@ def _readable() -> tuple[Path, ...]:
 
 
 def folder_to_write() -> Path | None:
-    """Where kernels are kept, made if it is missing; None if they cannot be."""
+    """Return where kernels are kept, made if it is missing; None if they cannot be."""
     return next((folder for folder in _candidates() if not _problem_of(folder)), None)
 
 
@@ -169,7 +169,7 @@ def _mark_name(group: str, sources: bytes) -> str:
 
 
 def has_mark(group: str, sources: bytes) -> bool:
-    """Whether `write_mark` was called for this group of kernels, by this version of them."""
+    """Tell whether `write_mark` was called for this group of kernels, by this version of them."""
     return _found(_mark_name(group, sources)) is not None
 
 
@@ -200,7 +200,7 @@ def _problem_of(folder: Path) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """What was written there; None if that is missing, is not whole, or others could have written it."""
+    """Return what was written there; None if that is missing, is not whole, or others could have written it."""
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
         with open(number, "rb") as file:

@@ -53,7 +53,7 @@ def compile_all() -> None:
 
 
 def _processors() -> int:
-    """How many this process may use."""
+    """Return how many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -66,7 +66,7 @@ def shares_of(groups: Sequence[str], processes: int) -> list[list[str]]:
 
 
 def is_done(group: str) -> bool:
-    """Whether all of a group has been compiled, by this version of the kernels."""
+    """Tell whether all of a group has been compiled, by this version of the kernels."""
     return kernel_cache.has_mark(group, SOURCES)
 
 

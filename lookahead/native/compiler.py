@@ -54,7 +54,7 @@ def _faster() -> Iterator[None]:
 
 
 class KernelCompiler(Compiler):
-    """For a kernel."""
+    """Compiles a kernel."""
 
     def compile_extra(self, func: Any) -> Any:
         with _faster():
@@ -102,7 +102,7 @@ class _PartLowering(NativeLowering):
 
 
 class PartCompiler(KernelCompiler):
-    """For a function that kernels call."""
+    """Compiles a function that kernels call."""
 
     def define_pipelines(self) -> list[PassManager]:
         passes, builder = PassManager("lookahead part"), DefaultPassBuilder

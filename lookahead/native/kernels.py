@@ -201,7 +201,7 @@ def _array_of(context, builder, view, value, name):
 
 
 def unpacker(name: str, layout: Layout) -> Any:
-    """For kernels: a function from the addresses of a `Block` of this layout to its `View`."""
+    """Make a function for kernels, from the addresses of a `Block` of this layout to its `View`."""
     view = View(name, layout)
 
     @intrinsic

@@ -52,12 +52,12 @@ def openmp() -> Any:
 
 @functools.cache
 def openmp_address() -> int:
-    """Where the function `openmp` is; 0 if there is none."""
+    """Return where the function `openmp` is; 0 if there is none."""
     return int(ctypes.cast(openmp(), ctypes.c_void_p).value or 0) if openmp() else 0
 
 
 def most_threads() -> int:
-    """How many threads torch computes with when this thread asks it to; 1 if there is no such library."""
+    """Return how many threads torch computes with when this thread asks it to; 1 if there is no such library."""
     library = _library()
     return 1 if library is None else int(library.omp_get_max_threads())
 

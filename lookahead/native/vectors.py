@@ -201,7 +201,7 @@ mix_1x1, mix_4x1 = _mixer(1, 1), _mixer(4, 1)
 
 @emitted(types.boolean, of_kind=True)
 def are_quantized(code):
-    """Whether this is a kind of quantized numbers: known when a kernel is compiled."""
+    """Tell whether this is a kind of quantized numbers: known when a kernel is compiled."""
     return ir.Constant(ir.IntType(1), code.quantized)
 
 

@@ -18,7 +18,7 @@ See = Callable[[str, torch.Tensor], None]
 
 @dataclasses.dataclass(frozen=True)
 class InputSizes:
-    """By the names of linear layers, [in] each. largest: absolute values; squares: means of squares."""
+    """Sizes of inputs by the names of linear layers, [in] each. largest: absolute values; squares: means of squares."""
 
     largest: dict[str, torch.Tensor]
     squares: dict[str, torch.Tensor]
@@ -44,8 +44,8 @@ def _seen(layers: Mapping[str, Any], see: See) -> Iterator[None]:
 
 @torch.no_grad()
 def input_sizes(model: Any, run: Callable[[], object]) -> InputSizes:
-    """Of the inputs while `run` runs. Left out are the output layer, layers whose inputs do not fill groups of 64, and layers
-    that do not run.
+    """Measure the inputs while `run` runs. Left out are the output layer, layers whose inputs do not fill groups of 64, and
+    layers that do not run.
     """
     largest, squares, counts = dict[str, torch.Tensor](), dict[str, torch.Tensor](), dict[str, int]()
 

@@ -33,7 +33,7 @@ class Chosen:
 
     @property
     def share(self) -> float:
-        """Of blocks, in 8 bits."""
+        """Share of blocks in 8 bits."""
         return sum(self.in_8_bits.values()) / self.blocks
 
 

@@ -99,7 +99,7 @@ def _plan(model: Any, scheme: str, pack_embedding: bool) -> _Plan:
 
 
 def quantization_config(plan: _Plan, scheme: str, sorted_inputs: bool = False) -> dict[str, Any]:
-    """What config.json states of it."""
+    """Return what config.json states of it."""
     eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     four = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP, "dynamic": False}
     if sorted_inputs:
@@ -171,7 +171,7 @@ class _Changes:
 
     @torch.no_grad()
     def matrix(self, layer: str, weight: torch.Tensor, bits: int) -> tuple[Quantized, torch.Tensor]:
-        """What a weight is written as, and float32 [out, in], what that stands for."""
+        """Return what a weight is written as, and float32 [out, in], what that stands for."""
         weight, moments = weight.float(), None if self.moments is None else self.moments.of(layer)
         if layer in self.factors:
             weight = weight * self.factors[layer]

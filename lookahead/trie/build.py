@@ -107,7 +107,7 @@ def append_trie(
 
 
 def kept_segments(tokens: Sequence[int]) -> int:
-    """How many of the segments, given by their tokens, an append leaves as they are.
+    """Return how many of the segments, given by their tokens, an append leaves as they are.
 
     Past MAX_SEGMENTS those stay that are larger than all behind them together; so what is sorted again is at most as much as
     what was added since, and a file has few segments however often it is appended to.

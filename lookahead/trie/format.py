@@ -82,7 +82,7 @@ RECYCLED = {  # dtype, entries of a key
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where documents came from: a corpus file, or a name given with --source. Totals over all segments."""
+    """Source of documents: a corpus file, or a name given with --source. Totals over all segments."""
 
     name: str
     documents: int
@@ -105,7 +105,7 @@ class Section:
         return self.byte(self.entries)
 
     def byte(self, entry: int) -> int:
-        """Where in the file an entry begins."""
+        """Return where in the file an entry begins."""
         return self.offset + entry * np.dtype(self.dtype).itemsize
 
 
@@ -120,7 +120,7 @@ class SegmentHeader:
 
 @dataclasses.dataclass(frozen=True)
 class TrieHeader:
-    """What a trie file states about itself."""
+    """Header of a trie file."""
 
     vocab_size: int
     tokenizer_fingerprint: str  # "" when the corpus came as token ids
@@ -154,7 +154,7 @@ class TrieHeader:
 
     @property
     def version(self) -> int:
-        """Of the file's format."""
+        """Version of the file's format."""
         return VERSIONS[any(section.name == "first" and not section.entries for section in self.sections)]
 
     @property
@@ -169,7 +169,7 @@ class TrieHeader:
 
 
 def stores_first(suffixes: Any, vocab_size: int) -> Any:
-    """Whether a segment of that many suffixes is written with its `first`, which would else be most of a small file."""
+    """Tell whether a segment of that many suffixes is written with its `first`, which would else be most of a small file."""
     return (suffixes > vocab_size) | (vocab_size > MAX_COUNTED)
 
 
@@ -306,7 +306,7 @@ def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
 
 
 def packed_header(header: TrieHeader) -> bytes:
-    """As it stands at the end of the file."""
+    """Pack the header as it stands at the end of the file."""
     fields = dataclasses.asdict(header)
     if not header.recycled:  # a file without any is the same as before there were such
         del fields["recycled"]

@@ -30,7 +30,7 @@ class Segment:
         self.document_sources = arrays["document_sources"]
 
     def section(self, name: str) -> format.Section:
-        """Where the array of this name stands in the file."""
+        """Return where the array of this name stands in the file."""
         return next(section for section in self.header.sections if section.name == name)
 
 

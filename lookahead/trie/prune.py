@@ -165,7 +165,7 @@ class _Pruning:
         self.pages.limit = limit
 
     def fixed_bytes(self, options: Mapping[str, Any]) -> int:
-        """At most what the file needs in addition to its documents."""
+        """Bound the bytes that the file needs in addition to its documents."""
         header = self.trie.path.stat().st_size - self.trie.header.sections[-1].end + len(str(options)) + 256
         padding = format.ALIGNMENT * (len(format.SECTION_DTYPES) + 1)
         return header + padding + self.segment.samples.itemsize
@@ -335,7 +335,7 @@ def mark_suffixes(tokens, separator, suffixes, min_count, depths, marks):
 
 @kernel
 def add_scores(marks, starts, stops, gains, entries):
-    """Of each unit, marks[starts[u]:stops[u]]: the sum of its scores and how many of its positions are indexed."""
+    """Sum up for each unit, marks[starts[u]:stops[u]], the sum of its scores and how many of its positions are indexed."""
     for u in range(len(starts)):
         for p in range(starts[u], stops[u]):
             gains[u] += marks[p] & (INDEXED - 1)

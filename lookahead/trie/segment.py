@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclasses.dataclass(frozen=True)
 class BuildResources:
-    """What a build, merge or prune may use, and whom it tells. max_memory: bytes of the whole process; workers: threads.
+    """Resources of a build, merge or prune, and whom it notifies. max_memory: bytes of the whole process; workers: threads.
 
     notice: gets a line for the user, such as that another process is waited for.
     """
@@ -67,7 +67,7 @@ def check_same_tokenizer(trie: Trie, tokenizer: TokenizerIdentity, what: str = "
 
 
 def header_like(header: format.TrieHeader, sources: tuple[format.Source, ...], options: Mapping[str, Any]) -> format.TrieHeader:
-    """That of a file made of another by this version."""
+    """Make the header of a file that this version makes of another."""
     return dataclasses.replace(header, sources=sources, options=dict(options), tool_version=__version__)
 
 

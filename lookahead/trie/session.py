@@ -68,7 +68,7 @@ class SessionMemory:
         self.version += 1
 
     def set_running(self, documents: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """What running requests have emitted, each behind its left context: added by the next `append_documents`."""
+        """Set what running requests have emitted, each behind its left context: added by the next `append_documents`."""
         texts = [part for left, ids in documents if len(ids) for part in (left[-1:], ids, [CLOSED])]
         self.running = np.concatenate(texts).astype(np.uint32) if texts else np.empty(0, np.uint32)
         order = sort_text(self.running, 0, len(self.running))

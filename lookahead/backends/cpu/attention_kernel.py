@@ -162,7 +162,8 @@ def _weights(task, meta, kind, start, first, head, queries, low, scores, tails, 
 
 @inlined
 def _segments(task, meta, first, head, number, rows, low, scores, tails, places, seen, segments):
-    """What the outputs of a tile of queries, 1, 2 or 4 from `number` on, are added up from, in this order; returns how many.
+    """List what the outputs of a tile of queries, 1, 2 or 4 from `number` on, are added up from, in this order; returns how
+    many.
 
     segments: int64 [most, 6], see `_mix`; the last is the distance between the weights of two queries.
     """

@@ -29,7 +29,7 @@ class TableInPanels(torch.nn.Embedding):
         return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self.laid_out.dtype, device="meta")
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """As `QuantizedPanels.rows`."""
+        """See `QuantizedPanels.rows`."""
         return self.laid_out.rows(ids)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,9 @@ class TableInPanels(torch.nn.Embedding):
 
 
 def may_be_in_panels(embedding: Any) -> bool:
-    """Whether to try: for a torch.nn.Embedding, or a layer of a class made of it, that does not scale its rows in place."""
+    """Tell whether to try: for a torch.nn.Embedding, or a layer of a class made of it, that does not scale
+    its rows in place.
+    """
     return isinstance(embedding, torch.nn.Embedding) and embedding.max_norm is None
 
 

@@ -53,7 +53,7 @@ class _Uses(TorchFunctionMode):
 
 
 def norms_before(model: Any) -> dict[str, list[str]]:
-    """By the names of norms: the linear layers that, and nothing else, read their outputs. Each has a weight of its own.
+    """Map names of norms to the linear layers that, and nothing else, read their outputs. Each has a weight of its own.
 
     model: of `torch.nn.Linear`, on any device, meta included. Empty for a model that cannot run so.
     """
@@ -97,7 +97,7 @@ def _may_be_norm(module: Any) -> bool:
 
 
 def _scales(norm: Any) -> bool:
-    """Whether its outputs are multiplied by what its parameters are."""
+    """Tell whether its outputs are multiplied by what its parameters are."""
     tried = copy.deepcopy(norm).to_empty(device="cpu").float()
     width = len(norm.weight)
     factors = torch.exp2(torch.arange(width) % 3)

@@ -56,7 +56,7 @@ class OneDnnWeight:
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
-        """Those that it multiplies faster on this CPU than torch does otherwise."""
+        """Return those that it multiplies faster on this CPU than torch does otherwise."""
         if not torch.backends.mkldnn.is_available():
             return False
         return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and multiplies_bfloat16())
@@ -104,7 +104,9 @@ _differ_alone: dict[tuple[torch.Size, torch.dtype, int], bool] = {}  # by shape,
 
 
 def _differs_alone(laid_out: OneDnnWeight, weight: torch.Tensor) -> bool:
-    """Whether a token that goes alone gets other bits than alongside others. oneDNN splits long sums for one token only."""
+    """Tell whether a token that goes alone gets other bits than alongside others. oneDNN splits long sums for
+    one token only.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(TRIED, weight.shape[1], generator=generator).to(weight.dtype)
     alone = torch.cat([laid_out._product(token, None) for token in tokens.split(1)])
@@ -173,7 +175,7 @@ def laid_out(weight: torch.Tensor) -> LaidOut | None:
 
 
 def plain_linears(model: Any) -> list[list[tuple[torch.nn.Module, str]]]:
-    """Of each weight of a linear layer: the modules that have such a layer, and what they call it."""
+    """Find for each weight of a linear layer the modules that have such a layer, and what they call it."""
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for module in model.modules():
         for name, linear in module.named_children():

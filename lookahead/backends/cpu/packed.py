@@ -42,7 +42,7 @@ def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpacked(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
-    """What `packed` was given."""
+    """Return what `packed` was given."""
     numbers = words.flatten().view(torch.uint8).view(len(words), -1)
     if bits == 4:
         numbers = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1)
@@ -100,7 +100,7 @@ def matrix_of(tensors: dict[str, torch.Tensor], bits: int) -> Quantized | None:
 
 
 def is_packed(config: Any) -> bool:
-    """Whether a config states that this module's format is used."""
+    """Tell whether a config states that this module's format is used."""
     settings = settings_of(config)
     return settings.get("quant_method") == METHOD and settings.get("format") in (FORMAT, WITH_EMBEDDING)
 

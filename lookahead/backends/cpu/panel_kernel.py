@@ -36,7 +36,7 @@ PRODUCT, BEGIN, END, SUMS, ASKED = range(5)  # what MULTIPLY, the address of a f
 
 @part
 def panel_bytes(kind, groups):
-    """Of a panel of quantized weights. groups: of 64 inputs."""
+    """Return the size of a panel of quantized weights. groups: of 64 inputs."""
     return SCALES + groups * GROUP8 if kind == INT8 else groups * GROUP4
 
 

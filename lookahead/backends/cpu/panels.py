@@ -44,7 +44,7 @@ class Panels:
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
-        """Those with which forwards on this CPU take less time than with other libraries."""
+        """Return those with which forwards on this CPU take less time than with other libraries."""
         if weight.dtype == torch.bfloat16 and multiplies_tiles():
             return False
         return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")

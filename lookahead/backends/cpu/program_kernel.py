@@ -82,7 +82,7 @@ OPERAND = 6
 
 @inlined
 def _address(line, operand, token, wanted, thread):
-    """Where an operand of an instruction begins for a token."""
+    """Return where an operand of an instruction begins for a token."""
     row = wanted if line[operand + BY_WANTED] != 0 else token
     return line[operand + BASE] + row * line[operand + BY_TOKEN] + thread * line[operand + BY_THREAD]
 
@@ -148,7 +148,7 @@ def _copy(count, target, target_step, source, step):
 
 @part
 def _one(op, count, target):
-    """In-place."""
+    """Apply one instruction in place."""
     z = carray(float32_at(target), (count,))
     if op == ops.NEGATE:
         for i in range(count):
@@ -296,7 +296,7 @@ def _row(head, line, token, wanted, thread):
 
 @inlined
 def _panels(head, stage):
-    """Of all products of a stage."""
+    """Multiply all panels of a stage."""
     total = np.int64(0)
     for number in range(stage[FIRST], stage[FIRST] + stage[SOME]):
         task = carray(int64_at(head[PRODUCT_TABLE] + number * TASK * 8), (TASK,))
@@ -328,7 +328,7 @@ def _rows(head, stage, begin, end, thread):
 
 @inlined
 def _is_outside(address, count, most):
-    """Whether one of that many int64 is negative or `most` or more."""
+    """Tell whether one of that many int64 is negative or `most` or more."""
     numbers, outside = carray(int64_at(address), (count,)), False
     for k in range(count):
         outside = outside or numbers[k] < 0 or numbers[k] >= most

@@ -29,7 +29,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what confi
 
 
 def bits_of(scheme: str) -> int:
-    """Of most weights."""
+    """Return the bits of most weights."""
     return 8 if scheme == "int8" else 4
 
 

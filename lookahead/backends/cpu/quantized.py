@@ -141,11 +141,11 @@ class QuantizedPanels(Panels):
 
     @staticmethod
     def takes_here() -> bool:
-        """Whether this CPU has the instructions."""
+        """Tell whether this CPU has the instructions."""
         return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
 
     def to_matrix(self) -> Quantized:
-        """What it was made of."""
+        """Return what it was made of."""
         panels, size = len(self.weight), 2 * PANEL
         if self.kind == INT8:
             scales = self.weight[:, : 4 * PANEL].contiguous().view(torch.float32).view(-1, 1)[: self.outputs]

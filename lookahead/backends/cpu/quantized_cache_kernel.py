@@ -23,7 +23,7 @@ def _read(x, begin, numbers):
 
 @inlined
 def _largest(numbers):
-    """Of 32 numbers, which are overwritten."""
+    """Return the largest of 32 numbers, which are overwritten."""
     for half in (16, 8, 4, 2, 1):
         for i in range(half):
             numbers[i] = numbers[i + half] if numbers[i + half] > numbers[i] else numbers[i]

@@ -64,7 +64,7 @@ class Bytes:
         return self.code.builder.bitcast(self._call(name, left, right, 16, 32), WHOLE)
 
     def begin(self, total: Any) -> Any:
-        """What sums of up to UNROLLED steps begin at."""
+        """Return what sums of up to UNROLLED steps begin at."""
         return ir.Constant(SHORTS, [0] * 2 * LANES) if self._in_pairs else total
 
     def add(self, sums: Any, weights: Any, numbers: Any) -> Any:

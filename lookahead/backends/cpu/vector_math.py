@@ -33,7 +33,7 @@ def _polynomial(code: Code, x: Any, factors: tuple[float, ...]) -> Any:
 
 
 def _clamped(code: Code, x: Any, least: float, most: float) -> Any:
-    """What is not a number stays so."""
+    """Clamp numbers; what is not a number stays so."""
     for sign, bound in (("<", least), (">", most)):
         limit = code.constant(bound)
         x = code.builder.select(code.builder.fcmp_ordered(sign, x, limit), limit, x)
@@ -97,7 +97,7 @@ def _relu(code: Code, x: Any) -> Any:
 
 
 def _to_bfloat16(code: Code, x: Any) -> Any:
-    """To the nearest, to the even of two; what is not a number stays so."""
+    """Round to the nearest, to the even of two; what is not a number stays so."""
     builder, whole = code.builder, code.builder.bitcast(x, WHOLE)
     odd = builder.and_(builder.lshr(whole, ir.Constant(WHOLE, [16] * LANES)), ir.Constant(WHOLE, [1] * LANES))
     rounded = builder.add(builder.add(whole, odd), ir.Constant(WHOLE, [0x7FFF] * LANES))

@@ -21,7 +21,7 @@ __all__ = ["captured_steps", "tried_capture"]
 
 
 def program_of(target: TargetModel) -> DeviceProgram:
-    """Of a model whose linear layers are as torch makes them. Its weights may come to lie elsewhere."""
+    """Make a program of a model whose linear layers are as torch makes them. Its weights may come to lie elsewhere."""
     forward = traced(target)
     kinds, merge = len(target.mask_plan.windows), functools.partial(merged_products, model=target.model)
     plan = lowered(forward, DeviceBuilder(forward.tokens), kinds, target.dtype, merge, must_be_written)

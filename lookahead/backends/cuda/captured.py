@@ -47,7 +47,7 @@ def tried_capture(target: TargetModel, capture: Capture | None = None) -> Target
 
 @torch.inference_mode()
 def _differs(target: TargetModel) -> str:
-    """In what a replay differs from the model's own forward; "" if in nothing."""
+    """Describe how a replay differs from the model's own forward; "" if it does not."""
     random = np.random.default_rng(0)
     texts = [random.integers(1, target.vocab_size, PROMPT).astype(np.int32) for _ in FIRST]
     first, second = (

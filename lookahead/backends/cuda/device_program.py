@@ -81,7 +81,9 @@ class DeviceProgram:
             return scores
 
     def _made(self, room: int, in_parts: bool) -> list[Launch]:
-        """What launches the stages one after the other, over buffers for that many tokens. in_parts: products are ours."""
+        """Return what launches the stages one after the other, over buffers for that many tokens. in_parts:
+        products are ours.
+        """
         if room not in self._arenas:
             for other in [size for size in self._arenas if size != MOST_TOKENS]:  # graphs hold addresses of the small one
                 del self._arenas[other], self._every[other]

@@ -170,7 +170,7 @@ class _Writer:
         return step.target is None or step.placed is not None or not _home(step).local
 
     def _reads_what_it_writes(self, stored: list[Instruction]) -> bool:
-        """Whether something that is stored is read from memory in this stage, perhaps by another program."""
+        """Tell whether something that is stored is read from memory in this stage, perhaps by another program."""
         homes = {written(step) for step in stored} - {None}
         return any(home in homes for step in self.steps for home in reads(step))
 
@@ -292,7 +292,7 @@ class _Writer:
         return self._named(f"tl.where({mask}, {value}, {nothing})") if mask else value
 
     def _wait(self, step: Instruction) -> None:
-        """For what other threads of the program have written, if the instruction reads it."""
+        """Wait for what other threads of the program have written, if the instruction reads it."""
         if self.waits & self._read_by(step):
             self.lines.append(f"{self.indent}tl.debug_barrier()")
             self.waits.clear()
@@ -329,7 +329,7 @@ class _Writer:
         return self._named(ROUNDED[step.rounds].format(text)) if step.rounds != ops.NOT or text != values[0] else text
 
     def _place_of(self, operand: tuple[View, int, int], step: Instruction, e: str) -> str:
-        """Where in its buffer an operand's numbers stand that `e` counts."""
+        """Return where in its buffer an operand's numbers stand that `e` counts."""
         view, outer, inner = operand
         if step.outer == 1 or outer == step.inner * inner:
             scaled = "0" if inner == 0 else e if inner == 1 else f"{e} * {inner}"

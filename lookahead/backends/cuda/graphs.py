@@ -97,7 +97,7 @@ class _Step:
         self._stream = functools.partial(torch.cuda.current_stream, block.device)
 
     def replay(self, block: np.ndarray) -> None:
-        """With this block. What it left before must have arrived."""
+        """Replay with this block. What it left before must have arrived."""
         self._given.numpy()[:] = block
         self._block.copy_(self._given, non_blocking=True)
         self._replay()
@@ -106,7 +106,7 @@ class _Step:
             self._done.record(self._stream())
 
     def left(self) -> np.ndarray:
-        """What it has reported about all tokens, once it has arrived."""
+        """Return what it has reported about all tokens, once it has arrived."""
         if self._done:
             self._done.synchronize()
         return self._left.numpy().copy()
@@ -128,11 +128,11 @@ class CapturedSteps:
 
     @property
     def sizes(self) -> list[int]:
-        """Of the steps that are captured, in tokens."""
+        """Sizes of the steps that are captured, in tokens."""
         return sorted(self._steps)
 
     def serves(self, trees: TreeBatch) -> bool:
-        """Whether this is such a step: all scores are wanted, of not too many tokens."""
+        """Tell whether this is such a step: all scores are wanted, of not too many tokens."""
         small = 0 < len(trees.token_ids) <= MOST_TOKENS
         return small and not self._failed and int(trees.wanted.sum()) == len(trees.token_ids)
 

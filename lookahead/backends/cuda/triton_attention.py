@@ -54,7 +54,7 @@ FAR: tl.constexpr = tl.constexpr(1 << 30)
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How the work on one model is divided; the same for all its calls, as sums depend on it.
+    """Division of the work on one model; the same for all its calls, as sums depend on it.
 
     heads: that share keys, worked on together; a power of 2. keys: of a block. warps, stages: of Triton; path_warps: of _path,
     whose programs have little to do each.
@@ -68,7 +68,9 @@ class Tiling:
 
     @staticmethod
     def of(dtype: torch.dtype, shared: int, width: int) -> Tiling:
-        """For heads of this width, `shared` of which share keys. float32 is multiplied without tensor cores."""
+        """Choose the tiling for heads of this width, `shared` of which share keys. float32 is multiplied
+        without tensor cores.
+        """
         if dtype == torch.float32:
             return Tiling(1, 16, warps=8)
         heads = min(_power(shared), MOST_HEADS)
@@ -225,7 +227,7 @@ def _lines_of(rows, HEADS: tl.constexpr):
 
 @triton.jit
 def _load_part(outputs, tops, totals, place, mine, VALUE_ROOM: tl.constexpr):
-    """What `_text` has stored of a range; of nothing where it is not `mine`."""
+    """Load what `_text` has stored of a range; of nothing where it is not `mine`."""
     numbers = tl.arange(0, VALUE_ROOM)[None, :]
     return (
         tl.load(tops + place, mask=mine, other=NOTHING),
@@ -315,7 +317,7 @@ def _path(
 
 
 def constants(shared: int, width: int, value_width: int, capacity: int, tiling: Tiling) -> dict[str, int]:
-    """What both kernels are compiled for. shared: heads that share keys; capacity: positions of a slot."""
+    """Return what both kernels are compiled for. shared: heads that share keys; capacity: positions of a slot."""
     return {
         "SHARED": shared,
         "HEADS": tiling.heads,
@@ -331,7 +333,9 @@ def constants(shared: int, width: int, value_width: int, capacity: int, tiling: 
 
 
 def launch_options(tiling: Tiling, path: bool = False) -> dict[str, Any]:
-    """Of both kernels. Multiplications and additions stay apart, so that both round alike; registers are not spilled."""
+    """Return the launch options of both kernels. Multiplications and additions stay apart, so that both round alike; registers
+    are not spilled.
+    """
     return {
         "num_warps": tiling.path_warps if path else tiling.warps,
         "num_stages": tiling.stages,

@@ -130,7 +130,7 @@ class Builder:
             )
 
     def lies_flat(self, view: View) -> bool:
-        """Whether it can be read where numbers must lie side by side."""
+        """Tell whether it can be read where numbers must lie side by side."""
         return isinstance(view.home, Buffer) and view.is_flat
 
     def flat(self, view: View) -> View:
@@ -216,13 +216,13 @@ class Builder:
         raise NotImplementedError
 
     def whole(self, weight: Any) -> Any:
-        """For a product whose numbers nobody adds up."""
+        """Take a product whose numbers nobody adds up."""
         return weight
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What an operation of a traced forward gives. shape: with the axis of tokens."""
+    """Result of an operation of a traced forward. shape: with the axis of tokens."""
 
     build: Builder
     shape: list[int]

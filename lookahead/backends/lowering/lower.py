@@ -48,7 +48,7 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """What tokens see, in layers of this kind."""
+    """Attention metadata: what tokens see, in layers of this kind."""
 
     kind: int
 
@@ -90,7 +90,7 @@ def _return(build: Builder, output: View) -> None:
 
 
 def _value(build: Builder, node: torch.fx.Node, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What a node computes."""
+    """Return what a node computes."""
     flat = torch.utils._pytree.tree_leaves((arguments, named))
     target: Any = node.target
     if not any(isinstance(each, View | Ids | Placed | Lines) for each in flat):
@@ -141,7 +141,7 @@ def _one(op: int) -> Callable[..., Any]:
 
 
 def _reshaped(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Of an operation that shows the same numbers, or some of them, in another shape."""
+    """Lower an operation that shows the same numbers, or some of them, in another shape."""
 
     def handler(out: Result, view: View | Ids, *given: Any, **named: Any) -> Any:
         if isinstance(view, Ids):
@@ -249,7 +249,7 @@ def _layer_norm(out: Result, view: View, sizes: Sequence[int], weight: Any, bias
 
 
 def _shape(build: Builder, view: View) -> list[int]:
-    """With the axis of tokens."""
+    """Return the shape with the axis of tokens."""
     sizes = view.sizes
     return [*sizes[: view.axis], build.tokens, *sizes[view.axis :]]
 
@@ -282,7 +282,7 @@ def _embedding(out: Result, table: Any, ids: Any, *given: Any, **named: Any) -> 
 
 
 def _looked_up(out: Result, ids: Any, number: int, *given: Any) -> View:
-    """In a quantized table."""
+    """Lower a look-up in a quantized table."""
     table = out.build.tables[number]
     held = ops.IN_8_BITS if table.library == "int8" else ops.IN_4_BITS
     return _look_up(out, ids, table.weight, table.outputs, (table.lines, held))

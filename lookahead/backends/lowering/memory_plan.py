@@ -40,7 +40,7 @@ def arranged(
 
 
 def _needs(steps: Sequence[Step]) -> dict[Step, set[Step]]:
-    """What each step waits for."""
+    """Return what each step waits for."""
     writers: dict[Buffer, list[Step]] = defaultdict(list)
     placed: dict[int, Step] = {}
     for step in steps:

@@ -88,7 +88,9 @@ def flat_dims(sizes: Sequence[int]) -> tuple[Dim, ...]:
 
 
 def merged_dims(operands: Sequence[Sequence[Dim]]) -> list[tuple[Dim, ...]]:
-    """As few dims as show the same numbers of all operands, whose sizes are alike: of each dim what it is for every operand."""
+    """Find as few dims as show the same numbers of all operands, whose sizes are alike: of each dim what it is for every
+    operand.
+    """
     result: list[tuple[Dim, ...]] = []
     for dims in zip(*operands, strict=True):
         if dims[0][0] == 1:

@@ -68,7 +68,7 @@ class _TracedCache(NotedCache):
 def _attended(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **arguments: Any
 ) -> tuple[torch.Tensor, None]:
-    """What layers of a model that is traced call."""
+    """Attention that layers of a traced model call."""
     scale = checked_scale(query, attention_mask, scaling, arguments)
     return torch.ops.lookahead.attended(query, key, value, attention_mask, scale), None
 
