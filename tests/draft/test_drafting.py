@@ -141,7 +141,7 @@ def test_next_tokens_of_a_trie_of_many_segments_are_those_of_the_merged_one(tmp_
     merge_tries([path], path.with_name("merged.trie"))
     trees = [Drafter([t]).start(context).draft(branch_length=1) for t in (trie, Trie(path.with_name("merged.trie")))]
     one, other = (dict(zip(paths_of(tree), tree.probabilities.tolist(), strict=True)) for tree in trees)
-    assert one == pytest.approx(other, rel=1e-2)  # many occurrences are sampled, of each segment by itself
+    assert one == pytest.approx(other, abs=0.02)  # longest matches and samples are those of each segment by itself
 
 
 # ---- what is remembered and learned
