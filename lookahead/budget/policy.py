@@ -109,12 +109,13 @@ class Budget:
         self.curve, self.kept = np.zeros((3, 128)), np.zeros(64, np.int64)
         self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)  # the first price
 
-    def measured(self, cost: StepCost) -> None:
-        """Costs of forwards are known from now on."""
+    def measured(self, cost: StepCost, rows: int, plain_seconds: float) -> None:
+        """Costs of forwards are known from now on. plain_seconds: the forward of a plain step of that many rows took."""
         self.cost, self.is_measured = cost, True
+        pace = plain_seconds / forward_seconds(cost.table, float(rows), cost.share(rows), cost.buckets)
         self.state[CHANGE] = 2 * cost.change
-        self.state[[PLAIN_HOST, DRAFT_HOST]] *= self.state[PACE]
-        self.counts[STEPS], self.state[PACE] = 0, 1.0
+        self.state[[PLAIN_HOST, DRAFT_HOST]] *= self.state[PACE] / pace
+        self.recent[:FIRST], self.counts[STEPS], self.state[PACE] = math.log(pace), FIRST, pace
         self.choose(np.ones(1, np.float32), np.array([[0, 1]]), cost.batch)
 
     def seconds(self, tokens: int, rows: int) -> float:

@@ -71,7 +71,8 @@ class Accounting:
         self._before: list[RunningRow] = []  # rows of the latest step, if all decoded
         self._over = 0.0  # clock reading at its end
         self._plain_left, self._plain_steps = 0, 0  # steps that need no decision: still to come, and taken since `_plain_began`
-        self._plain_began = self._plain_forward = 0.0  # seconds: a clock reading, and those of their forwards
+        # Seconds of these: a clock reading, those of their forwards, those in which Python chose tokens.
+        self._plain_began = self._plain_forward = self._plain_choosing = 0.0
         self.drafted = [0, 0]  # steps that only decoded: without draft tokens, and with some
         self._of_rows, self._emitted = 0.0, ROW_TOKENS  # seconds that drafts take once for each row; tokens of drafted steps
         self._was_plain = False  # the latest step that only decoded
@@ -157,10 +158,10 @@ class Accounting:
         prefilled: tokens of prompts. is_first: the first step of its size, whose time tells nothing about others
         (`Scores.is_first`).
         """
-        reading, runner_up = batch.reading_seconds, batch.runner_up_seconds
+        reading, runner_up, choosing = batch.reading_seconds, batch.runner_up_seconds, batch.choosing_seconds
         if self.target.is_shared:
-            found = self.target.agreed_all((*times, reading, runner_up, self._of_rows))
-            times, (reading, runner_up, self._of_rows) = StepTimes(*found[:4]), found[4:]
+            found = self.target.agreed_all((*times, reading, runner_up, choosing, self._of_rows))
+            times, (reading, runner_up, choosing, self._of_rows) = StepTimes(*found[:4]), found[4:]
         options = self.drafter.options
         self.clock.add(times.drafting, times.computed - times.drafted, times.accepted - times.computed, prefilled)
         if options.strategy == "off":
@@ -169,7 +170,8 @@ class Accounting:
         active = batch.active > 0
         if self._plain_left and not active and not prefilled and rows == self._before:
             self._over, self._plain_left, self._plain_steps = times.accepted, self._plain_left - 1, self._plain_steps + 1
-            self._plain_forward += times.computed - times.drafted
+            self._plain_forward += times.accepted - times.drafted - choosing
+            self._plain_choosing += choosing
             return
         self._note_plain_steps()
         decodes = batch.decoding == len(rows)
@@ -193,7 +195,7 @@ class Accounting:
             if active:  # with its share of what drafts take once for each row
                 self._of_rows, self._emitted = self._of_rows + reading, self._emitted + emitted
                 seconds += emitted * self._of_rows / self._emitted - reading
-            parts = batch.expected, seconds, times.accepted - times.drafted
+            parts = batch.expected, seconds - choosing, times.accepted - times.drafted - choosing
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
         if active:
             self._learn_utility(batch, runner_up, seconds, emitted)
@@ -202,16 +204,16 @@ class Accounting:
 
     def _note_plain_steps(self) -> None:
         """Count the steps whose time `record` has only summed up, as it takes a twentieth of a small model's step."""
-        steps, rows, forward = self._plain_steps, len(self._before), self._plain_forward
+        steps, rows, forward, choosing = self._plain_steps, len(self._before), self._plain_forward, self._plain_choosing
         self._plain_steps = self._plain_left = 0
-        self._plain_forward = 0.0
+        self._plain_forward = self._plain_choosing = 0.0
         if not steps:
             return
         seconds = self._over - self._plain_began
         self.plain.decode_seconds += seconds
         self.drafted[False] += steps
         self.plain.plain_step(rows, seconds, steps)
-        self.budget.observe(rows, rows, rows, 0.0, seconds / steps, forward / steps, False, steps)
+        self.budget.observe(rows, rows, rows, 0.0, (seconds - choosing) / steps, forward / steps, False, steps)
 
     def _time_plain_steps(self, rows: int, active: bool, seconds: float, follows: bool) -> None:
         """Time plain steps for the speedup, as long as they are in a plain run: one alone behind a drafted step takes longer.

@@ -209,7 +209,7 @@ class DecodingEngine:
         steps = max(left) * max(1.0, self.expected_rows / len(rows))
         cost = measured_cost(self.target, slots, [row.length for row in rows], steps, seconds)
         if cost:
-            self.budget.measured(cost)
+            self.budget.measured(cost, len(rows), seconds)
             self.accounting.measured(began)
         self.budget.is_measured = True  # or cannot be
         return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -160,9 +161,11 @@ def accept(rows: Sequence[RunningRow], batch: StepBatch, scores: Scores) -> list
     phases = batch.phases
     chosen = [slot for slot, row in enumerate(rows) if not row.is_followed and phases[slot] >= ENDS_PREFILL]
     batch.accept(scores, chosen)
+    began = time.perf_counter()
     for slot in chosen:
         found = rows[slot].verify(batch, slot, scores, phases[slot] == ENDS_PREFILL)
         batch.set_accepted(slot, found.token_ids, found.nodes)
+    batch.choosing_seconds = time.perf_counter() - began if chosen else 0.0
     if chosen:
         batch.commit()
     accepted = batch.accepted()

@@ -77,6 +77,7 @@ class StepBatch:
         self._prefills, self._room_rows = True, 0
         self.runner_up_seconds = 0.0  # that it takes to find them in a step
         self.reading_seconds = 0.0  # of the latest `propose`, in reading the texts of rows
+        self.choosing_seconds = 0.0  # of the latest step, in which Python chose tokens: with drafts as many as without
         self._make_block(1, 1)
 
     def __len__(self) -> int:
