@@ -33,7 +33,7 @@ from transformers.generation import (
     GenerateDecoderOnlyOutput,
 )
 
-from lookahead.decode.chooser import processed
+from lookahead.decode.chooser import draw, processed
 from lookahead.decode.constraint import Guide
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.decode.own_state import own_copies
@@ -140,7 +140,7 @@ class Draws:
     def draw(self, row: int, step: int, probabilities: torch.Tensor) -> int:
         """The token of a row at a step. probabilities: [1, vocab]."""
         if self.rows == 1:
-            return int(torch.multinomial(probabilities, 1))
+            return draw(probabilities)
         alike = probabilities.repeat(self.rows, 1)
         if step == len(self._before):
             self._before.append(self._state())

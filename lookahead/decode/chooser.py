@@ -7,6 +7,7 @@ drafts nor on other rows: it is what `generate` gives after `torch.manual_seed` 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -181,7 +182,7 @@ class Sampler:
                 here = processed(self.processors, self._text[:, : self.prompt_length + self._emitted], here.clone())
         if self.draws:
             try:
-                return int(torch.multinomial(here.softmax(-1), 1, generator=self._stream))
+                return draw(here.softmax(-1), self._stream)
             except RuntimeError as error:
                 problem = "no token can be drawn: temperature, penalties or biases make scores that are not finite"
                 raise UsageError(f"{problem} ({first_line(error)}).") from error
@@ -195,6 +196,34 @@ class Sampler:
             self._text[0, self.prompt_length + self._emitted] = token
             self._emitted += 1
         return bool(self._stops and self._stops.accept_token(token)) or ended
+
+
+def draw(probabilities: torch.Tensor, stream: torch.Generator | None = None) -> int:
+    """Draw a token as `torch.multinomial(probabilities, 1, generator=stream)` does, on a CPU in a third of the time.
+
+    probabilities: float32 [1, vocab]. torch divides them by exponential random numbers, which it makes one by one. Raises as
+    multinomial does.
+    """
+    plain = probabilities.device.type != "cpu" or probabilities.dtype != torch.float32
+    if plain or not 0 < float(probabilities.sum()) < torch.inf or not _draws_alike():
+        return int(torch.multinomial(probabilities, 1, generator=stream))
+    return _drawn(probabilities, stream)
+
+
+def _drawn(probabilities: torch.Tensor, stream: torch.Generator | None) -> int:
+    uniform = torch.rand(probabilities.shape, dtype=torch.float64, device="cpu", generator=stream)
+    return int((probabilities / torch.log1p(uniform.neg_()).neg_().float()).argmax(-1))
+
+
+@functools.cache
+def _draws_alike() -> bool:
+    """Tell whether this version of torch draws as `draw` does."""
+    ours, theirs = (torch.Generator("cpu").manual_seed(1) for _ in range(2))
+    for size in (10, 1000, 50_000):
+        alike = torch.full((1, size), 1 / size, device="cpu")
+        if _drawn(alike, ours) != int(torch.multinomial(alike, 1, generator=theirs)):
+            return False
+    return torch.equal(ours.get_state(), theirs.get_state())
 
 
 def processed(processors: LogitsProcessorList, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

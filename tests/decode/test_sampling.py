@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor
 
+from lookahead.decode.chooser import draw
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.sampling import Sampling, seed_of
 from lookahead.draft.drafter import Drafter
@@ -126,3 +127,22 @@ def test_random_streams_of_rows_and_samples_differ_and_repeat():
 def test_wish_that_makes_no_sense_is_refused(wish):
     with pytest.raises(UsageError):
         Sampling(**wish)
+
+
+# ---- draws
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0, 50.0])
+def test_draw_is_that_of_multinomial_and_leaves_the_stream_as_that_does(sharpness):
+    ours, theirs = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    for size in (1, 2, 7, 100, 5000, 49_152):
+        for _ in range(20):
+            scores = sharpness * torch.randn(1, size)
+            scores[0, size // 2 + 1 :: 3] = -torch.inf
+            probabilities = scores.softmax(-1)
+            assert draw(probabilities, ours) == int(torch.multinomial(probabilities, 1, generator=theirs))
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -1.0, 0.0])
+def test_what_cannot_be_drawn_from_is_refused_as_by_multinomial(wrong):
+    with pytest.raises(RuntimeError, match=r"prob|sum"):
+        draw(torch.tensor([[0.0, wrong]]))
