@@ -6,7 +6,10 @@ it: an escape character as \\x1b. What the output's encoding does not know is sh
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
+from typing import Any
 
 # Control characters but for the end of a line, marks that change the direction of the text after them, lone surrogates (bytes
 # of file names that are not UTF-8) and separators that some terminals take for the end of a line.
@@ -25,6 +28,22 @@ def printable(text: str, encoding: str | None = "utf-8") -> str:
 def in_one_line(text: str, encoding: str | None = "utf-8") -> str:
     """The same, with ends of lines escaped, too."""
     return printable(text, encoding).replace("\n", "\\n")
+
+
+def json_text(value: Any, encoding: str | None = "utf-8") -> str:
+    """A value in one line, which is valid JSON in a stream of this encoding.
+
+    Other characters than ASCII stand as they are where the stream is UTF-8, as JSON must be; elsewhere they are escaped. So are
+    lone surrogates, which no encoding has.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        if codecs.lookup(encoding or "ascii").name == "utf-8":
+            text.encode("utf-8")
+            return text
+    except (LookupError, UnicodeEncodeError):
+        pass
+    return json.dumps(value)
 
 
 def _escaped(character: str) -> str:

@@ -57,7 +57,7 @@ def show_documents(options: InspectOptions, json: bool) -> None:
     """List the documents that contain the query's text, and write all of them to the file of --export."""
     from lookahead.bench.trie_report import held_documents, load_tokenizer_of
     from lookahead.files.atomic import replacing
-    from lookahead.json_text import json_text
+    from lookahead.printable import json_text
     from lookahead.trie.file import Trie
 
     opened, query, export = Trie(options.trie), options.query, options.export

@@ -30,8 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead.job.events import COMPILING
-from lookahead.json_text import json_text
-from lookahead.printable import in_one_line, printable
+from lookahead.printable import in_one_line, json_text, printable
 from lookahead_cli import logs
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ COUNTS = {
     "min_new_tokens": "0 or more tokens",
 }
 LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_ids")
+OTHERS = ("logit_bias", "sampling", "include_stop")
 
 
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
                 continue
             if not is_number(value) or not (low <= value <= high if with_low else low < value <= high):
                 raise UsageError(f"{name} is {shown(value)}: it must be {allowed}.")
+            found[name] = float(value)
         elif name in COUNTS:
             if value is not None and not (is_count(value) and value >= 0):
                 raise UsageError(f"{name} is {shown(value)}: it must be {COUNTS[name]}.")
@@ -66,6 +68,10 @@ def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
             check_size(name, lists, BAD_WORDS, "sequences", BAD_WORD_LENGTH, "ids")
         elif name == "logit_bias":
             _check_biases(value)
+        elif name == "sampling" and value not in ("greedy", "model"):
+            raise UsageError(f"sampling is {shown(value)}: it must be greedy or model.")
+        elif name == "include_stop" and not isinstance(value, bool):
+            raise UsageError(f"include_stop is {shown(value)}: it must be True or False.")
         elif name == "constraint" and value is not None:
             check_length(value.kind, value.text, CONSTRAINT_LENGTH)
     if not all(entry for name in ("bad_words_ids", "bad_words", "stop") for entry in found.get(name, ())):

@@ -49,11 +49,7 @@ class Sampling(SamplingFields):
     include_stop: bool = True
 
     def __post_init__(self) -> None:
-        names = (*limits.NUMBERS, *limits.COUNTS, *limits.LISTS, "logit_bias", "constraint")
-        if self.sampling not in ("greedy", "model"):
-            raise UsageError(f"sampling is {limits.shown(self.sampling)}: it must be greedy or model.")
-        if not isinstance(self.include_stop, bool):
-            raise UsageError(f"include_stop is {limits.shown(self.include_stop)}: it must be True or False.")
+        names = (*limits.NUMBERS, *limits.COUNTS, *limits.LISTS, *limits.OTHERS, "constraint")
         for name, value in limits.checked({name: getattr(self, name) for name in names}).items():
             object.__setattr__(self, name, value)
         if isinstance(self.processors, LogitsProcessor):

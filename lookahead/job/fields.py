@@ -19,20 +19,8 @@ KEEP = "--keep-fields"  # param of a RowError about kept fields
 NO_FIELDS = "an OpenAI line, which has no fields to keep: leave --keep-fields out"
 FORMS = ("prompt", "messages", "prompt_ids", "custom_id", "method", "url", "body")  # fields of a row with a prompt
 OF_ECHO = ("prompt", "messages", "prompt_ids")  # fields of output rows with --echo
-OWN = frozenset(
-    ("id", "text", "token_ids", "finish_reason", "logprobs", "prompt_tokens", "completion_tokens", "steps", "draft_tokens")
-) | {
-    "accepted_tokens",
-    "edl",
-    "accepted_by_source",
-    "seconds",
-    "samples",
-    "error",
-    "custom_id",
-    "response",
-    "complete",
-    "prompt_logprobs",
-}
+OF_ROWS = "id text token_ids finish_reason logprobs prompt_tokens completion_tokens steps draft_tokens accepted_tokens edl"
+OWN = frozenset(f"{OF_ROWS} accepted_by_source seconds samples error custom_id response complete prompt_logprobs".split())
 
 
 class RowFields:

@@ -52,20 +52,8 @@ def is_openai(row: dict[str, Any]) -> bool:
     return isinstance(row.get("body"), dict) or (row.get("custom_id") is not None and row.get("url") is not None)
 
 
-def parse_line(row: dict[str, Any], line: int, default_id: str | int) -> Request:
-    """A Request, with `problem` set where the line cannot be answered as it asks."""
-    row_id = row.get("custom_id")
-    request = Request(str(default_id), line, openai=True)
-    try:
-        if row_id is not None:
-            params.checked_id(row_id, "custom_id")
-            request = dataclasses.replace(request, id=row_id)
-        return dataclasses.replace(request, **_fields_of(row))
-    except RowError as error:
-        return dataclasses.replace(request, problem=str(error), param=error.param)
-
-
-def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
+def fields_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Prompt and params of a line, as fields of a Request. Raises RowError."""
     for name, value in row.items():
         if value is not None and name not in LINE_KEYS:
             raise RowError(f'"{name}" stands next to "body": an OpenAI line holds {", ".join(LINE_KEYS)}', name)

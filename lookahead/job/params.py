@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lookahead.arguments import is_text
 from lookahead.decode import limits
 from lookahead.decode.constraint import KINDS, Constraint
-from lookahead.decode.limits import is_count, is_number, shown
+from lookahead.decode.limits import is_count, shown
 from lookahead.errors import UsageError
 from lookahead.printable import in_one_line
 
@@ -64,10 +64,8 @@ class Request:
 
 
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
-COUNTS = (*limits.COUNTS, "seed", "n")
 OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs", "prompt_logprobs")  # fields of Request itself
-OTHERS = ("logprobs", "prompt_logprobs", "logit_bias", "sampling", "include_stop")
-NAMES = (*LIMIT_NAMES, *limits.NUMBERS, *COUNTS, *limits.LISTS, *KINDS, *OTHERS)
+NAMES = (*LIMIT_NAMES, *OF_REQUEST, *limits.NUMBERS, *limits.COUNTS, *limits.LISTS, *limits.OTHERS, *KINDS)
 
 
 def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,10 +83,7 @@ def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
             raise RowError(f'"{name}" and {what}', name)
         known[field] = read
     for name in tuple(known):
-        try:
-            known.update(limits.checked({name: known[name]}))
-        except UsageError as error:
-            raise RowError(str(error).rstrip("."), name) from None
+        _within(lambda value, name=name: known.update(limits.checked({name: value})), known[name], name)
     if known.get("max_new_tokens") == 0 and known.get("prompt_logprobs") in (None, False):
         name = next(name for name in LIMIT_NAMES if params.get(name) == 0)
         raise RowError(f"{name} is 0, not a positive number of tokens: 0 goes with prompt_logprobs", name)
@@ -97,40 +92,19 @@ def read_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any) -> Any:
-    """One option as a Request holds it. Raises RowError if it is of another type."""
-    if name in LIMIT_NAMES:
-        if not is_count(value) or value < 0:
-            raise RowError(f"{name} is {shown(value)}, not a positive number of tokens", name)
-        return value
-    if name in limits.NUMBERS:
-        if type(value) not in (int, float) or not is_number(value):
-            raise RowError(f'"{name}" is {shown(value)}, not a number', name)
-        return float(value)
-    if name in COUNTS:
-        if type(value) is not int or not is_count(value) or (value < (name == "n") and name != "seed"):
-            raise RowError(f'"{name}" is {shown(value)}, not a whole number{" above 0" if name == "n" else ""}', name)
-        if name == "n":
-            _within(limits.check_samples, value, name)
-        return value
+    """One option as a Request holds it, as far as JSON has it in another form or limits.py does not check it."""
+    if name in LIMIT_NAMES and (not is_count(value) or value < 0):
+        raise RowError(f"{name} is {shown(value)}, not a positive number of tokens", name)
+    if name in ("seed", "n") and (not is_count(value) or (name == "n" and value < 1)):
+        raise RowError(f'"{name}" is {shown(value)}, not a whole number{" above 0" if name == "n" else ""}', name)
+    if name == "n":
+        _within(limits.check_samples, value, name)
     if name in ("logprobs", "prompt_logprobs"):
         return asked_logprobs(name, value)
-    if name == "sampling":
-        if value not in ("greedy", "model"):
-            raise RowError(f'"sampling" is {shown(value)}, not "greedy" or "model"', name)
-        return value
-    if name == "include_stop":
-        if type(value) is not bool:
-            raise RowError(f'"{name}" is {shown(value)}, not true or false', name)
-        return value
-    if name in ("stop", "bad_words"):
-        return (value,) if isinstance(value, str) else _list_of(name, value, str)
-    if name == "stop_token_ids":
-        return _list_of(name, value, int)
-    if name == "bad_words_ids":
-        return tuple(_list_of(name, words, int) for words in _list_of(name, value, list))
-    if name == "logit_bias":
-        return _biases(value)
-    return constraint_of(name, value)
+    if name == "logit_bias" and isinstance(value, dict):
+        ids = (int(key) if key.isascii() and key.isdecimal() and len(key) < 12 else key for key in map(str, value))
+        return dict(zip(ids, value.values(), strict=True))
+    return constraint_of(name, value) if name in KINDS else value
 
 
 def asked_logprobs(name: str, value: Any) -> Any:
@@ -208,30 +182,6 @@ def names_in(row: Mapping[str, Any]) -> str:
 def is_ids(value: Any) -> bool:
     """A list of token ids, one at least."""
     return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
-
-
-def _biases(value: Any) -> dict[int, float]:
-    problem = RowError('"logit_bias" does not give each token id a number', "logit_bias")
-    if not isinstance(value, dict):
-        raise problem
-    biases: dict[int, float] = {}
-    for token, bias in value.items():
-        text = str(token)
-        if (
-            not (text.isascii() and text.isdecimal() and len(text) < 12)
-            or type(bias) not in (int, float)
-            or not is_number(bias)
-        ):
-            raise problem
-        biases[int(text)] = float(bias)
-    return biases
-
-
-def _list_of(name: str, value: Any, kind: type) -> tuple[Any, ...]:
-    """A tuple of the members of a list. Raises RowError if one is of another kind."""
-    if not isinstance(value, list) or not all(type(v) is kind for v in value):
-        raise RowError(f'"{name}" is not a list of {({str: "texts", int: "token ids", list: "lists"})[kind]}', name)
-    return tuple(value)
 
 
 def _within(check: Any, value: Any, name: str) -> None:

@@ -89,20 +89,24 @@ def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, byt
 
 def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = None, fields: RowFields | None = None) -> Request:
     """A Request, with `problem` set where the row cannot be used. default_id: of a row that has none (default: its line)."""
-    default_id = line if default_id is None else default_id
-    if openai.is_openai(row) and not (fields and fields.makes_prompts):
-        request = openai.parse_line(row, line, default_id)
-        if fields and fields.keep and not request.problem:
-            return Request(request.id, line, problem=f"is {NO_FIELDS}", param=KEEP, openai=True)
-        return request
-    request = Request(default_id, line)
+    default_id, in_batch = line if default_id is None else default_id, openai.is_openai(row)
+    in_batch = in_batch and not (fields and fields.makes_prompts)
+    request, named = (
+        Request(str(default_id) if in_batch else default_id, line, openai=in_batch),
+        "custom_id" if in_batch else "id",
+    )
     try:
-        kept = fields.kept(row) if fields else {}
-        request = dataclasses.replace(request, kept=kept)
-        if row.get("id") is not None:
-            params.checked_id(row["id"], "id")
-            request = dataclasses.replace(request, id=row["id"])
-        return dataclasses.replace(request, **_fields_of(fields.prompted(row) if fields else row))
+        if fields and not in_batch:
+            request = dataclasses.replace(request, kept=fields.kept(row))
+        if row.get(named) is not None:
+            params.checked_id(row[named], named)
+            request = dataclasses.replace(request, id=row[named])
+        if not in_batch:
+            return dataclasses.replace(request, **_fields_of(fields.prompted(row) if fields else row))
+        found = openai.fields_of(row)
+        if fields and fields.keep:
+            raise RowError(f"is {NO_FIELDS}", KEEP)
+        return dataclasses.replace(request, **found)
     except RowError as error:
         return dataclasses.replace(request, problem=str(error), param=error.param)
 

@@ -37,7 +37,7 @@ from lookahead.job.plan import JobPlan, plan_of
 from lookahead.job.progress import JobProgress, JobReport, JobTotals, clocked
 from lookahead.job.rows import left_to_do, read_requests, without_duplicates
 from lookahead.job.spec import JobSpec
-from lookahead.json_text import json_text
+from lookahead.printable import json_text
 from lookahead.token_documents import OUTPUTS, TokenDocument, TokenizerIdentity
 from lookahead.trie.file import Trie
 from lookahead.trie.segment import BuildResources

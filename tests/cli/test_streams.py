@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lookahead.json_text import json_text
+from lookahead.printable import json_text
 from lookahead_cli.app import run
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, installed_command

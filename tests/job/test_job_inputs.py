@@ -119,11 +119,11 @@ KINDS: list[tuple[Any, str]] = [  # a line, or what it holds
     ({"messages": [{"role": "user"}]}, '"messages" is not a list'),
 ]
 PARAMS: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": "hot"}, "\"temperature\" is 'hot', not a number"),
+    ({"temperature": "hot"}, "temperature is 'hot': it must be 0 (greedy) or more"),
     ({"top_p": 1.5}, "top_p is 1.5: it must be above 0 and at most 1"),
     ({"n": 0}, '"n" is 0, not a whole number above 0'),
-    ({"stop": ["a", 3]}, '"stop" is not a list of texts'),
-    ({"logit_bias": {"x": 1}}, '"logit_bias" does not give each token id a number'),
+    ({"stop": ["a", 3]}, "stop: got 3. Give text or a list of texts"),
+    ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is not a token id"),
     ({"max_new_tokens": 0}, "not a positive number"),
     ({"colour": 1}, 'unknown option "colour"'),
     ({"logprobs": -1}, '"logprobs" is -1, not a whole number'),
