@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -29,7 +29,7 @@ import numpy as np
 from budget_recording import MOST, Recording, read_recording
 
 from lookahead.budget import ladder
-from lookahead.budget.policy import FIRST, STEPS, Budget, StepCost
+from lookahead.budget.policy import FIRST, Budget, StepCost
 
 DATA = Path(__file__).parent / "budget"
 PER_DRAFT, PER_NODE = 40e-6, 1e-6  # seconds of growing a row's tree, as in tuning.py
@@ -67,8 +67,9 @@ def read_curves() -> dict[str, Curve]:
 
 
 class Machine(NamedTuple):
-    """noise: of a step, standard deviation of its log. what: steady, half (half as fast in every second phase) or busy (another
-    process on a core from the first third on: what tokens cost above one is more).
+    """noise: of a step, standard deviation of its log. what: steady, half (half as fast in every second phase), busy (another
+    process on a core from the first third on: what tokens cost above one is more) or steep (what tokens cost above one is
+    more than it was when costs were measured).
     """
 
     noise: float
@@ -80,6 +81,8 @@ class Machine(NamedTuple):
             return (2.0, 1.0) if int(progress * 8) % 2 else (1.0, 1.0)
         if self.what == "busy":
             return (1.2, 1.6) if progress > 1 / 3 else (1.0, 1.0)
+        if self.what == "steep":
+            return 1.0, 1.5
         return 1.0, 1.0
 
 
@@ -140,12 +143,18 @@ class Oracle(Plain):
 class New:
     """lookahead/budget/policy.py."""
 
-    def __init__(self, cost: StepCost) -> None:
-        self.budget = Budget(cost)
-        self.budget_seconds = 0.0
+    def __init__(self, measure: Callable[[float], StepCost]) -> None:
+        """measure(seconds of the forward of a plain step): costs, asked for after the first steps, as by the engine."""
+        self.budget, self._measure = Budget(), measure
 
     def drafts(self, rows: int) -> bool:
-        return self.budget.counts[STEPS] >= FIRST and self.budget.drafts(rows)
+        seconds = self.budget.first_seconds(rows)
+        if seconds is None:
+            return False
+        if not self.budget.is_measured:
+            self.budget.measured(self._measure(seconds), rows, seconds)
+            return True
+        return self.budget.drafts(rows)
 
     @property
     def price(self) -> float:
@@ -234,22 +243,39 @@ def run(job: Job, curve: Curve, machine: Machine, policy: Policy, seed: int = 0)
         policy.observe(rows, tokens, emitted, expected, seconds * factor, drafting * factor)
 
 
-def measured_cost(job: Job, curve: Curve, machine: Machine, kept: bool, seed: int = 1) -> tuple[StepCost, float]:
-    """The ladder, and what it took: fresh within the job, or kept from an earlier one, long enough and without phases."""
-    random = np.random.default_rng(seed)
-    tables, spent, before = {rows: curve.table(rows) for rows in (1, job.batch)}, 0.0, 0
+class Ladder:
+    """Measures the costs of a job's forwards: in the job, or (kept) in an earlier one, long enough and on a steady machine.
 
-    def forward(rows: int, tokens: int) -> float:
-        nonlocal spent, before
-        seconds = tables[rows][tokens] * (CHANGED if curve.on_cpu and tokens != before else 1.0)
-        before = tokens
-        spent += seconds
-        return float(seconds * math.exp(random.normal(0, machine.noise)))
+    spent: seconds that it took of the job.
+    """
 
-    plain = min(tables[job.batch][job.batch] * math.exp(random.normal(0, machine.noise)) for _ in range(FIRST - 1))
-    steps, most = (np.inf, np.inf) if kept else (job.tokens / job.batch, ladder.SECONDS)
-    cost = ladder.measure(forward, job.batch, steps, plain, curve.buckets, most)
-    return cost, 0.0 if kept else spent
+    def __init__(self, job: Job, curve: Curve, machine: Machine, kept: bool, seed: int = 1) -> None:
+        self.job, self.curve, self.machine, self.kept = job, curve, machine, kept
+        self.spent, self._before, self._random = 0.0, 0, np.random.default_rng(seed)
+        self._tables = {rows: curve.table(rows) for rows in range(1, job.batch + 1)}
+
+    def measure(self, plain: float) -> StepCost:
+        """plain: seconds of the forward of a plain step of this job."""
+        batch = self.job.batch
+        if self.kept:
+            plain = min(self._forward(batch, batch) for _ in range(FIRST - 1))
+        steps, most = (np.inf, np.inf) if self.kept else (self.job.tokens / batch, ladder.SECONDS)
+        cost = ladder.measure(self._forward, batch, steps, plain, self.curve.buckets, most)
+        self.spent *= not self.kept
+        return cost
+
+    def _forward(self, rows: int, tokens: int) -> float:
+        seconds = self._tables[rows][tokens] * (CHANGED if self.curve.on_cpu and tokens != self._before else 1.0)
+        self._before = tokens
+        self.spent += seconds
+        return float(seconds * math.exp(self._random.normal(0, self.machine.noise)))
+
+
+def new_seconds(job: Job, curve: Curve, machine: Machine, kept: bool, seed: int = 0) -> float:
+    """Of the job with lookahead/budget/policy.py, measuring costs included."""
+    costs = Ladder(job, curve, machine, kept, seed + 1)
+    seconds = run(job, curve, machine, New(costs.measure), seed)[0]
+    return seconds + costs.spent
 
 
 class Result(NamedTuple):
@@ -287,17 +313,11 @@ def known(job: Job, curve: Curve, machine: Machine) -> Known:
 
 def cell(job: Job, curve: Curve, machine: Machine, others: Known, seeds: Sequence[int] = (0,)) -> Result:
     plain, fixed, oracle = others
-    found = []
-    for kept in (False, True):
-        times = []
-        for seed in seeds:
-            cost, spent = measured_cost(job, curve, machine, kept, seed + 1)
-            times.append(spent + run(job, curve, machine, New(cost), seed)[0])
-        found.append(float(np.mean(times)))
+    found = (float(np.mean([new_seconds(job, curve, machine, kept, seed) for seed in seeds])) for kept in (False, True))
     return Result(plain, fixed, oracle, *found)
 
 
-MACHINES = (Machine(0.03), Machine(0.10), Machine(0.03, "half"), Machine(0.03, "busy"))
+MACHINES = (Machine(0.03), Machine(0.10), Machine(0.03, "half"), Machine(0.03, "busy"), Machine(0.03, "steep"))
 
 
 def in_cell(name: tuple[str, str, int, int, Machine], others: Known | None, seeds: int) -> tuple[Known, Result]:
