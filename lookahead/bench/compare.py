@@ -273,12 +273,12 @@ def _ours(name: str, engine: DecodingEngine, request: Callable[[DecodingEngine, 
             for generation in ended:
                 if generation.error:
                     raise generation.error
-            yield progress(sum(len(generation.token_ids) for generation in generations), log.taken_in)
+            yield progress(sum(len(generation.token_ids) for generation in generations), log.prefilled)
             began = now()
         seconds += now() - began
         offered, accepted = log.by_depth()
         outputs, counts = [generation.token_ids for generation in generations], vars(summed(generations))
-        clock = Clock(log.draft, log.forward, log.verify, log.steps, log.taken_in)
+        clock = Clock(log.draft, log.forward, log.verify, log.steps, log.prefilled)
         yield Sample(outputs, seconds, log.steps, offered, accepted, clock, log.decode_forwards, **counts)
 
     return Run(name, engine.drafter.options, answer, engine.forget)

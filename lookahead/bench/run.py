@@ -32,8 +32,8 @@ class StepLog(Clock):
     def see(self, step: Step) -> None:
         self.seen.append((step.tree, len(step.accepted)))
 
-    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0, steps: int = 1) -> None:
-        super().add(draft, forward, verify, taken_in, steps)
+    def add(self, draft: float, forward: float, verify: float, prefilled: int = 0, steps: int = 1) -> None:
+        super().add(draft, forward, verify, prefilled, steps)
         if len(self.seen) > self._seen_before:
             self.decode_forwards += [forward / steps] * steps
             self._seen_before = len(self.seen)
@@ -203,14 +203,14 @@ class Run:
         }
 
 
-TAKEN_IN_AS_ONE = 64  # tokens of prompts, that many of which are about as much work as a token that is emitted
+PREFILLED_AS_ONE = 64  # tokens of prompts, that many of which are about as much work as a token that is emitted
 OF_A_DEPTH = ("depth", "offered", "accepted")
 TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
 
 
-def progress(emitted: int, taken_in: int) -> int:
-    """Return how far a turn has come, in tokens. taken_in: tokens of prompts, of which a forward prefills many."""
-    return emitted + taken_in // TAKEN_IN_AS_ONE
+def progress(emitted: int, prefilled: int) -> int:
+    """Return how far a turn has come, in tokens. prefilled: tokens of prompts, of which a forward prefills many."""
+    return emitted + prefilled // PREFILLED_AS_ONE
 
 
 def median_turn(repeats: Sequence[Sample]) -> Sample:

@@ -27,6 +27,6 @@ def evened(size):
 
 
 @kernel
-def shape_of(tokens, fed, bucketed):
-    """Tokens of a forward, padding included. fed: those of prompts among them."""
-    return bucket(tokens) if bucketed else evened(tokens) if fed > 0 else tokens
+def shape_of(tokens, prefill, bucketed):
+    """Tokens of a forward, padding included. prefill: those of prompts among them."""
+    return bucket(tokens) if bucketed else evened(tokens) if prefill > 0 else tokens

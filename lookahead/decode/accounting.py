@@ -27,21 +27,21 @@ DRAFT_TOKENS = 16  # whose cost is reported then
 class Clock:
     """Seconds that went into drafting (the budget included), forwards (prefill included) and verification, and how often.
 
-    taken_in: tokens of prompts that were prefilled.
+    prefilled: tokens of prompts that were prefilled.
     """
 
     draft: float = 0.0
     forward: float = 0.0
     verify: float = 0.0
     steps: int = 0
-    taken_in: int = 0
+    prefilled: int = 0
 
-    def add(self, draft: float, forward: float, verify: float, taken_in: int = 0, steps: int = 1) -> None:
+    def add(self, draft: float, forward: float, verify: float, prefilled: int = 0, steps: int = 1) -> None:
         self.draft += draft
         self.forward += forward
         self.verify += verify
         self.steps += steps
-        self.taken_in += taken_in
+        self.prefilled += prefilled
 
 
 class StepTimes(NamedTuple):

@@ -19,7 +19,7 @@ from lookahead.budget.attention import runs_of
 from lookahead.budget.profile import Work
 from lookahead.budget.shapes import bucket, evened
 from lookahead.draft.tree import TreeBatch
-from lookahead.forward.batch_kernel import NO_LIMIT, opened, pad_index
+from lookahead.forward.batch_kernel import NO_LIMIT, attention_masks, pad_index
 from lookahead.forward.tree_meta import FIELDS, arrange
 
 SMALL = 64  # tokens that each slot of a step of few shapes brings at most
@@ -90,14 +90,13 @@ class Group:
 class Pack:
     """The input of the model in one step.
 
-    fed: int64 [4, tokens], of each token its id, its position, and the slot and position that its keys and values go to. kept:
-    of how many tokens, the first ones, these are kept; those behind them only fill it up.
-    groups: see Group; in the order of the tokens. meta: instead of these, for lookahead::tree_attention, what tokens see:
-    int32 [kinds of layers, tokens, FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their
-    positions.
+    inputs: int64 [4, tokens], of each token its id, its position, and the slot and position that its keys and values go to.
+    kept: of how many tokens, the first ones, these are kept; those behind them only fill it up. groups: see Group; in the order
+    of the tokens. meta: instead of these, for lookahead::tree_attention, what tokens see: int32 [kinds of layers, tokens,
+    FIELDS] (tree_meta.py). one: where only one slot brings tokens, its number and their positions.
     """
 
-    fed: torch.Tensor
+    inputs: torch.Tensor
     kept: int
     groups: list[Group] = dataclasses.field(default_factory=list)
     one: tuple[int, slice] | None = None
@@ -105,32 +104,32 @@ class Pack:
 
     @property
     def tokens(self) -> int:
-        return self.fed.shape[1]
+        return self.inputs.shape[1]
 
     @functools.cached_property
     def input_ids(self) -> torch.Tensor:
         """int64 [1, tokens]"""
-        return self.fed[:1]
+        return self.inputs[:1]
 
     @functools.cached_property
     def position_ids(self) -> torch.Tensor:
         """int64 [1, tokens]"""
-        return self.fed[1:2]
+        return self.inputs[1:2]
 
     @functools.cached_property
     def slots(self) -> torch.Tensor:
         """int64 [tokens kept]"""
-        return self.fed[2, : self.kept]
+        return self.inputs[2, : self.kept]
 
     @functools.cached_property
     def places(self) -> torch.Tensor:
         """int64 [tokens kept]"""
-        return self.fed[3, : self.kept]
+        return self.inputs[3, : self.kept]
 
     @functools.cached_property
     def offsets(self) -> torch.Tensor:
         """int64 [tokens]: what lies before each token, for models that find positions by counting up from there."""
-        return self.fed[1] - torch.arange(self.tokens, device=self.fed.device)
+        return self.inputs[1] - torch.arange(self.tokens, device=self.inputs.device)
 
 
 def pack(
@@ -153,16 +152,16 @@ def pack(
     """
     sizes, held, total = trees.sizes.tolist(), np.array(pasts), len(trees.token_ids)
     if by_op:
-        fed, meta = arranged(trees, pasts, plan, spare, even)
-        kept = total if spare is None else fed.shape[1]
+        inputs, meta = step_inputs(trees, pasts, plan, spare, even)
+        kept = total if spare is None else inputs.shape[1]
         if device.type != "cpu":
-            return pack_of(upload(block_of(fed, meta), device), fed.shape[1], len(meta), kept)
-        return _packed(torch.from_numpy(fed), kept, [], sizes, pasts, torch.from_numpy(meta))
+            return pack_of(upload(block_of(inputs, meta), device), inputs.shape[1], len(meta), kept)
+        return _packed(torch.from_numpy(inputs), kept, [], sizes, pasts, torch.from_numpy(meta))
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
-    fed, _ = _laid_out(trees, held, filled, spare, np.full((2, 1), NO_LIMIT))
+    inputs, _ = _laid_out(trees, held, filled, spare, np.full((2, 1), NO_LIMIT))
     runs = _one_run(sizes, pasts, bucketed) if bucketed or len(sizes) == 1 else runs_of(trees.sizes, held, call)
-    masks = _masks((runs, trees.parents, fed[1], trees.sizes, held), plan, dtype, device, bucketed)
+    masks = _masks((runs, trees.parents, inputs[1], trees.sizes, held), plan, dtype, device, bucketed)
     groups, start = [], 0
     for (first, last, width, length), seen in zip(runs.tolist(), masks, strict=True):
         end = filled if bucketed else start + sum(sizes[first:last])
@@ -171,10 +170,10 @@ def pack(
             spread, gather = (upload(a, device) for a in pad_index(trees.sizes[first:last], width, end - start))
         groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
-    return _packed(upload(fed, device), filled if bucketed else total, groups, sizes, pasts)
+    return _packed(upload(inputs, device), filled if bucketed else total, groups, sizes, pasts)
 
 
-def arranged(
+def step_inputs(
     trees: TreeBatch, pasts: Sequence[int], plan: MaskPlan, spare: int | None, even: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """(int64 [4, tokens]: ids, positions, slots and cache positions; int32 [kinds, tokens, FIELDS]) of a step whose attention
@@ -185,9 +184,9 @@ def arranged(
     return _laid_out(trees, pasts, filled, spare, plan.limits)
 
 
-def block_of(fed: np.ndarray, meta: np.ndarray) -> np.ndarray:
-    """uint8: both, one behind the other, to be copied at once. See `arranged`."""
-    return np.concatenate([fed.reshape(-1).view(np.uint8), meta.reshape(-1).view(np.uint8)])
+def block_of(inputs: np.ndarray, meta: np.ndarray) -> np.ndarray:
+    """uint8: both, one behind the other, to be copied at once. See `step_inputs`."""
+    return np.concatenate([inputs.reshape(-1).view(np.uint8), meta.reshape(-1).view(np.uint8)])
 
 
 def pack_of(block: torch.Tensor, tokens: int, kinds: int, kept: int) -> Pack:
@@ -200,26 +199,26 @@ def pack_of(block: torch.Tensor, tokens: int, kinds: int, kept: int) -> Pack:
 def _laid_out(
     trees: TreeBatch, pasts: Sequence[int] | np.ndarray, filled: int, spare: int | None, limits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See `arranged`. limits: as `MaskPlan.limits`."""
-    fed, meta = np.empty((4, filled), np.int64), np.zeros((len(limits[0]), filled, FIELDS), np.int32)
-    arrange(trees.token_ids, trees.parents, trees.sizes, np.asarray(pasts), *limits, spare or 0, fed, meta)
-    return fed, meta
+    """See `step_inputs`. limits: as `MaskPlan.limits`."""
+    inputs, meta = np.empty((4, filled), np.int64), np.zeros((len(limits[0]), filled, FIELDS), np.int32)
+    arrange(trees.token_ids, trees.parents, trees.sizes, np.asarray(pasts), *limits, spare or 0, inputs, meta)
+    return inputs, meta
 
 
 def _packed(
-    fed: torch.Tensor,
+    inputs: torch.Tensor,
     kept: int,
     groups: list[Group],
     sizes: Sequence[int],
     pasts: Sequence[int],
     meta: torch.Tensor | None = None,
 ) -> Pack:
-    """fed: int64 [4, tokens], token ids, positions, slots and cache positions. kept: how many tokens are."""
+    """inputs: int64 [4, tokens], token ids, positions, slots and cache positions. kept: how many tokens are."""
     one = None
     if sum(map(bool, sizes)) == 1 and kept == sum(sizes):
         slot = next(slot for slot, size in enumerate(sizes) if size)
         one = slot, slice(pasts[slot], pasts[slot] + kept)
-    return Pack(fed, kept, groups, one, meta)
+    return Pack(inputs, kept, groups, one, meta)
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -247,8 +246,8 @@ def _one_run(sizes: Sequence[int], pasts: Sequence[int], bucketed: bool) -> np.n
 def _masks(
     args: tuple[np.ndarray, ...], plan: MaskPlan, dtype: torch.dtype, device: torch.device, bucketed: bool
 ) -> list[dict[str, torch.Tensor | None]]:
-    """Make for each run the masks of each kind of layer, see `Group`. args: the first arguments of `opened`. The others: see
-    `pack`.
+    """Make for each run the masks of each kind of layer, see `Group`. args: the first arguments of `attention_masks`. The
+    others: see `pack`.
     """
     longest = int(args[0][:, 3].max())
     made: dict[tuple[int, int], list[torch.Tensor | None]] = {}
@@ -270,9 +269,9 @@ def _masks_within(
     limited = bucketed or limits != (NO_LIMIT, NO_LIMIT)
     if not limited and len(parents) == len(runs):  # one token of each slot, which go alone
         return [None] * len(runs)
-    places, shown = opened(*args, torch.finfo(dtype).min, limited, *limits)
-    masks = upload(shown, device).to(dtype)
+    begins, masks_of_runs = attention_masks(*args, torch.finfo(dtype).min, limited, *limits)
+    masks = upload(masks_of_runs, device).to(dtype)
     return [
         None if at < 0 else masks.as_strided((last - first, 1, width, length), (width * length, width * length, length, 1), at)
-        for at, (first, last, width, length) in zip(places.tolist(), runs.tolist(), strict=True)
+        for at, (first, last, width, length) in zip(begins.tolist(), runs.tolist(), strict=True)
     ]

@@ -25,28 +25,28 @@ def pad_index(sizes, width, tokens):
 
 
 @kernel
-def opened(runs, parents, positions, sizes, pasts, shut, limited, window, chunk):
+def attention_masks(runs, parents, positions, sizes, pasts, shut, limited, window, chunk):
     """(Where the masks of each run begin, int64 [runs]: -1 where every query sees every key; float32, all masks, one behind the
     other: 0 where a query sees a key, else `shut`).
 
     A query at position p sees keys at p - window + 1 ... p within its block of `chunk` positions; a padding query, the first.
     limited: not all queries see all keys for these reasons alone.
     """
-    places, end = np.full(len(runs), -1), 0
+    begins, end = np.full(len(runs), -1), 0
     for run in range(len(runs)):
         first, last, width, length = runs[run]
         if limited or width > 1 or pasts[first:last].min() < pasts[first:last].max():
-            places[run] = end
+            begins[run] = end
             end += ((last - first) * width * length + ALIGNED - 1) // ALIGNED * ALIGNED
     masks, start = np.full(end, np.float32(shut), np.float32), 0
     for run in range(len(runs)):
         first_slot, last_slot, width, length = runs[run]
-        place = places[run]
+        at = begins[run]
         for slot in range(first_slot, last_slot):
             past = pasts[slot]
-            for node in range(width if place >= 0 else 0):
-                seen = masks[place : place + length]
-                place += length
+            for node in range(width if at >= 0 else 0):
+                seen = masks[at : at + length]
+                at += length
                 if node >= sizes[slot]:
                     seen[0] = 0.0
                     continue
@@ -58,7 +58,7 @@ def opened(runs, parents, positions, sizes, pasts, shut, limited, window, chunk)
                     seen[past + ancestor] = 0.0
                     ancestor = parents[start + ancestor]
             start += sizes[slot]
-    return places, masks
+    return begins, masks
 
 
 @kernel

@@ -130,8 +130,8 @@ def _feed(
 ) -> tuple[torch.Tensor, Any]:
     """(scores [tokens, vocab] by the model's own causal mask, its state after them). state: after `past` tokens; None: new."""
     ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None].to(target.device)
-    fed = {**(extra or {}), target.state_name: state}
+    arguments = {**(extra or {}), target.state_name: state}
     if "position_ids" in target.arguments:
-        fed["position_ids"] = torch.arange(past, past + len(token_ids), device=target.device)[None]
-    output = target.model(input_ids=ids, use_cache=True, **fed)
+        arguments["position_ids"] = torch.arange(past, past + len(token_ids), device=target.device)[None]
+    output = target.model(input_ids=ids, use_cache=True, **arguments)
     return output.logits[0], getattr(output, target.state_name)

@@ -32,8 +32,8 @@ TILE = 16  # tokens
 
 
 @kernel
-def arrange(token_ids, parents, sizes, pasts, windows, chunks, spare, fed, meta):
-    """Fill `meta`, int32 [kinds, tokens, FIELDS], and `fed`, int64 [4, tokens]: ids, positions, slots and cache positions.
+def arrange(token_ids, parents, sizes, pasts, windows, chunks, spare, inputs, meta):
+    """Fill `meta`, int32 [kinds, tokens, FIELDS], and `inputs`, int64 [4, tokens]: ids, positions, slots and cache positions.
 
     parents: within each tree, trees one after the other. sizes, pasts: int64 [slots], nodes that each slot brings and tokens
     that it holds. windows, chunks: int64 [kinds], how far back layers see and the size of the blocks that they see within; both
@@ -63,12 +63,12 @@ def arrange(token_ids, parents, sizes, pasts, windows, chunks, spare, fed, meta)
                     meta[kind, tiles, TILE_START] = token
                 tiles += 1
             token += 1
-    for token in range(fed.shape[1]):
+    for token in range(inputs.shape[1]):
         line, own = meta[0, token], token < len(token_ids)
-        fed[0, token] = token_ids[token] if own else np.int32(0)
-        fed[1, token] = line[POSITION] if own else np.int32(0)
-        fed[2, token] = line[SLOT] if own else np.int32(spare)
-        fed[3, token] = line[PAST] + line[NODE] if own else np.int32(0)
+        inputs[0, token] = token_ids[token] if own else np.int32(0)
+        inputs[1, token] = line[POSITION] if own else np.int32(0)
+        inputs[2, token] = line[SLOT] if own else np.int32(spare)
+        inputs[3, token] = line[PAST] + line[NODE] if own else np.int32(0)
 
 
 @inlined

@@ -79,7 +79,7 @@ class InputOutput(OptionGroup):
 
 @dataclass(frozen=True)
 class Drafting(OptionGroup):
-    """Where drafts come from and how long they are. Nothing of it changes an answer."""
+    """Say where drafts come from and how long they are. Nothing of it changes an answer."""
 
     CHANGES_ANSWERS = False
 
@@ -149,7 +149,7 @@ class AnswerLength(OptionGroup):
 
 @dataclass(frozen=True)
 class SamplingOptions(SamplingFields, AnswerLength):
-    """How tokens are chosen, where a row's "params" set nothing else."""
+    """Say how tokens are chosen, where a row's "params" set nothing else."""
 
     stop: Sequence[str] | None = option(None, "End an answer after this text; repeat for several.", "TEXT")
     include_stop: bool = option(
@@ -171,7 +171,7 @@ class SamplingOptions(SamplingFields, AnswerLength):
 
 @dataclass(frozen=True)
 class Constraints(OptionGroup):
-    """What answers must look like: one of these, or nothing."""
+    """Say what answers must look like: one of these, or nothing."""
 
     CHANGES_ANSWERS = True
 
@@ -185,7 +185,9 @@ class Constraints(OptionGroup):
 
 @dataclass(frozen=True)
 class ScaleOut(OptionGroup):
-    """How many rows at once, on how many processes and devices. A shard answers other rows, so it is another job."""
+    """Say how many rows are answered at once, on how many processes and devices. A shard answers other rows,
+    so it is another job.
+    """
 
     CHANGES_ANSWERS = False
 
@@ -214,7 +216,7 @@ class ScaleOut(OptionGroup):
 
 @dataclass(frozen=True)
 class Reporting(OptionGroup):
-    """What is reported of the job while it runs.
+    """Say what is reported of the job while it runs.
 
     json, log_file and verbose are of the command: from Python, `JobEvents` of your own stand in for them.
     """
@@ -295,7 +297,9 @@ class JobSpec:
 
     @classmethod
     def of(cls, **options: Any) -> JobSpec:
-        """Of options by name, such as max_new_tokens=64. Raises UsageError for an unknown name or a value that is none."""
+        """Make one of options by name, such as max_new_tokens=64. Raises UsageError for an unknown name or a
+        value that is none.
+        """
         groups: dict[str, dict[str, Any]] = {group: {} for group in PANELS}
         for name, value in options.items():
             if name not in OPTIONS:

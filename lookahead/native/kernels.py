@@ -13,8 +13,8 @@ hold for the user's own functions too), not what a kernel depends on nor who may
 put into its dispatcher's `_cache`, the one private field of numba that we write.
 
 A kernel that is given forty arrays spends more time on taking them over than on a short draft. So a `Block` allocates them and
-keeps their addresses in one array; inside the kernel a `View`, a single pointer, stands for them all. Both follow from one
-`Layout`. Whoever calls a kernel keeps the blocks alive.
+keeps their addresses in one array; inside the kernel a `BlockPointer`, a single pointer, stands for them all. Both follow from
+one `Layout`. Whoever calls a kernel keeps the blocks alive.
 """
 
 from __future__ import annotations
@@ -152,34 +152,34 @@ def _extent(size: int | str, sizes: Mapping[str, int]) -> int:
     return sizes[name] + int(more or 0)
 
 
-class View(types.Type):
+class BlockPointer(types.Type):
     """The arrays of a `Block` inside a kernel: its address. An attribute is an array, made where it is used.
 
     A tuple of the arrays would hold some 200 numbers, and each function that takes it would be compiled with them as arguments.
     """
 
     def __init__(self, name: str, layout: Layout):
-        super().__init__(f"View({name})")
+        super().__init__(f"BlockPointer({name})")
         self.sizes, self.numbers = sizes_in(layout), {}
         for number, (field, (dtype, shape)) in enumerate(layout.items(), len(self.sizes)):
             extents = tuple(size if isinstance(size, int) else None for size in shape)
             self.numbers[field] = number, shape, BareArray(from_dtype(np.dtype(dtype)), extents)
 
 
-@register_model(View)
+@register_model(BlockPointer)
 class _ViewModel(models.OpaqueModel):
     """A pointer."""
 
 
 @infer_getattr
 class _ViewAttributes(AttributeTemplate):
-    key = View
+    key = BlockPointer
 
     def generic_resolve(self, view, name):
         return view.numbers[name][-1] if name in view.numbers else None
 
 
-@lower_getattr_generic(View)
+@lower_getattr_generic(BlockPointer)
 def _array_of(context, builder, view, value, name):
     """Addresses do not change while a kernel runs, so they are loaded once."""
     addresses = builder.bitcast(value, context.get_value_type(types.intp).as_pointer())
@@ -201,8 +201,8 @@ def _array_of(context, builder, view, value, name):
 
 
 def unpacker(name: str, layout: Layout) -> Any:
-    """Make a function for kernels, from the addresses of a `Block` of this layout to its `View`."""
-    view = View(name, layout)
+    """Make a function for kernels, from the addresses of a `Block` of this layout to its `BlockPointer`."""
+    view = BlockPointer(name, layout)
 
     @intrinsic
     def arrays(typing_context, addresses):

@@ -107,14 +107,14 @@ def tile_scores(code, query, stride, turned, chunks, scores, scores_stride):
                 builder.store(code.fma(number, keys, builder.load(slot)), slot)
         return [builder.load(slot) for slot in slots]
 
-    opened: list[tuple[int, list[Any]]] = []  # (sums in it, those of each query)
+    pending: list[tuple[int, list[Any]]] = []  # (sums in it, those of each query)
     for lane in FOLDED:
         size, sums = 1, sums_of(lane)
-        while opened and opened[-1][0] == size:
-            _, others = opened.pop()
+        while pending and pending[-1][0] == size:
+            _, others = pending.pop()
             size, sums = 2 * size, [builder.fadd(a, b) for a, b in zip(others, sums, strict=True)]
-        opened.append((size, sums))
-    for number, total in enumerate(opened[0][1]):
+        pending.append((size, sums))
+    for number, total in enumerate(pending[0][1]):
         code.store(total, builder.add(scores, builder.mul(scores_stride, ir.Constant(LONG, number))))
 
 

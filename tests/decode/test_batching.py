@@ -92,7 +92,7 @@ def test_beginning_that_prompts_share_goes_through_the_model_once(target, alone)
     engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 8, prefill_chunk=32)
     requests = [engine.request([*beginning, *end], 4) for end in ends]
     list(engine.run(requests))
-    assert engine.clock.taken_in <= 1.1 * (len(beginning) + sum(map(len, ends)))
+    assert engine.clock.prefilled <= 1.1 * (len(beginning) + sum(map(len, ends)))
     assert [r.token_ids for r in requests] == [alone((*beginning, *end), 4) for end in ends]
 
 
@@ -204,11 +204,11 @@ def test_neighbours_share_a_call_of_attention_where_padding_costs_less(sizes, pa
 def test_next_run_shares_what_the_last_one_took_in_until_it_is_forgotten(target, alone):
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=16, adaptive=False)), 2)
     prompt = tuple(range(3, 60))
-    taken_in = []
+    prefilled = []
     for _ in range(2):
         assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
-        taken_in.append(engine.clock.taken_in)
-    assert taken_in == [len(prompt), len(prompt) + 1]
+        prefilled.append(engine.clock.prefilled)
+    assert prefilled == [len(prompt), len(prompt) + 1]
     engine.forget()
     assert engine.generate(prompt, 6).token_ids == alone(prompt, 6)
-    assert engine.clock.taken_in == 2 * len(prompt) + 1
+    assert engine.clock.prefilled == 2 * len(prompt) + 1

@@ -83,7 +83,7 @@ def test_stages_one_by_one_are_one_call(
         assert request.accepted_tokens == single.accepted_tokens == request.accepted_by_source.total()
         assert beyond in (0, 1)  # a draft token that ended the answer has no token of the model's behind it
     assert engine.accounting.steps == other.accounting.steps == engine.clock.steps
-    assert engine.clock.taken_in == other.clock.taken_in
+    assert engine.clock.prefilled == other.clock.prefilled
     a, b = engine.drafter.shared, other.drafter.shared
     assert all(np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True) for name in a.names if name not in ADDRESSES)
 

@@ -27,7 +27,7 @@ TILES = ((6, 4), (4, 4), (2, 4), (1, 4)) if AVX512 else ((6, 1), (5, 1), (4, 1),
 
 
 class BFloatType(ir.types._BaseFloatType):
-    """What LLVM calls bfloat, which llvmlite has no name for."""
+    """Stand for LLVM's bfloat, which llvmlite has no name for."""
 
     intrinsic_name = "bf16"
 

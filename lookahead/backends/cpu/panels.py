@@ -21,6 +21,7 @@ from lookahead.backends.cpu.panel_kernel import (
 )
 from lookahead.backends.lowering.plan import STORED
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
+from lookahead.native.memory import in_huge_pages
 from lookahead.native.threads import run_in
 
 ALONE = 100_000  # multiplications up to which a product is not worth other threads
@@ -40,7 +41,7 @@ class Panels:
         self.lines = -(-self.inner // two)  # of a panel
         padded = weight.new_zeros(panels * PANEL, self.lines * two)
         padded[: self.outputs, : self.inner] = weight
-        self.weight = padded.view(panels, PANEL, self.lines, two).transpose(1, 2).contiguous()
+        self.weight = in_huge_pages(padded.view(panels, PANEL, self.lines, two).transpose(1, 2))
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:

@@ -74,7 +74,7 @@ class Program:
         self._find(cache)
         count, kept = (tokens, self._every.data_ptr()) if wanted is None else (len(wanted), wanted.data_ptr())
         scores = torch.empty(count, self.plan.vocab, dtype=self.plan.scores_dtype)
-        addresses = pack.fed.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
+        addresses = pack.inputs.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
         OF_RUN.pack_into(self._head.data, 0, 0, 0, tokens, count, *addresses)
         return scores
 

@@ -18,6 +18,7 @@ from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.cpu.quantized_code import GROUP, TOKEN_GROUP, quantize
 from lookahead.forward.backend import QUANTIZED
 from lookahead.native.kernels import kernel
+from lookahead.native.memory import in_huge_pages
 
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # that are tried, as shares of the whole one
 SMALLEST = 1e-30  # scale
@@ -137,7 +138,7 @@ class QuantizedPanels(Panels):
         self.library = QUANTIZED[matrix.zeros is None]  # type: ignore[misc]
         self.lines = -(-self.inner // GROUP)
         self.order, self.eight = matrix.order, self.lines if eight is None else eight
-        self.weight = (_lines8 if self.kind == INT8 else _lines4)(matrix, self.lines)
+        self.weight = in_huge_pages((_lines8 if self.kind == INT8 else _lines4)(matrix, self.lines))
 
     @staticmethod
     def takes_here() -> bool:

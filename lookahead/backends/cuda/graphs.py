@@ -23,7 +23,7 @@ import torch
 from lookahead.draft.best_kernel import NONE
 from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import TreeBatch
-from lookahead.forward.batch import MOST_TOKENS, arranged, block_of, pack_of
+from lookahead.forward.batch import MOST_TOKENS, block_of, pack_of, step_inputs
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.scores import Scores
 from lookahead.forward.slots import logits_of
@@ -138,12 +138,12 @@ class CapturedSteps:
 
     def forward(self, trees: TreeBatch, pasts: Sequence[int]) -> CapturedScores | None:
         """Scores of a step that it serves. None: the model cannot be captured, from now on."""
-        fed, meta = arranged(trees, pasts, self.target.mask_plan, self.cache.slots - 1)
-        block = block_of(fed, meta)
+        inputs, meta = step_inputs(trees, pasts, self.target.mask_plan, self.cache.slots - 1)
+        block = block_of(inputs, meta)
         if self._version != self.cache.version:
             self._steps.clear()
             self._version = self.cache.version
-        tokens = fed.shape[1]
+        tokens = inputs.shape[1]
         is_new = tokens not in self._steps
         if is_new:
             try:

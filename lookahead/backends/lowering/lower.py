@@ -16,7 +16,7 @@ import torch
 
 from lookahead.backends.lowering import ops
 from lookahead.backends.lowering.builder import Builder, Ids, Result
-from lookahead.backends.lowering.memory_plan import arranged
+from lookahead.backends.lowering.memory_plan import planned_memory
 from lookahead.backends.lowering.plan import (
     ROUNDS,
     STORED,
@@ -54,7 +54,9 @@ class Lines:
 
 
 def lowered(forward: Traced, build: Builder, kinds: int, dtype: torch.dtype, *how: Any) -> Plan:
-    """The program of a traced forward of a model of this dtype. kinds: of layers. how: see `arranged`. Raises Unsupported."""
+    """The program of a traced forward of a model of this dtype. kinds: of layers. how: see `planned_memory`.
+    Raises Unsupported.
+    """
     given = iter([Ids(ops.IDS), Ids(ops.POSITIONS), Ids("offsets"), *map(Lines, range(kinds))])
     values: dict[torch.fx.Node, Any] = {}
     output: Any = None
@@ -72,7 +74,7 @@ def lowered(forward: Traced, build: Builder, kinds: int, dtype: torch.dtype, *ho
     if not isinstance(output, View) or output.count != output.sizes[-1]:
         raise Unsupported("scores that are none of single tokens")
     _return(build, output)
-    stages, row_bytes, thread_bytes = arranged(build.steps, *how)
+    stages, row_bytes, thread_bytes = planned_memory(build.steps, *how)
     return Plan(stages, row_bytes, thread_bytes, build.placed, output.count, dtype, output.dtype, build.alive, build.most)
 
 

@@ -24,7 +24,7 @@ from lookahead.backends.lowering.plan import (
 )
 
 
-def arranged(
+def planned_memory(
     steps: Sequence[Step],
     changed: Callable[[list[Stage]], None] = lambda stages: None,
     never_local: Callable[[list[Stage]], set[Buffer]] = lambda stages: set(),
