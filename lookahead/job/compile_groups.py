@@ -53,7 +53,8 @@ def _forward() -> None:
     from lookahead.native.threads import c_function
 
     c_function(panel_kernel.product)
-    panel_kernel.multiplier_of(panel_kernel.FLOAT32)
+    for kind in (panel_kernel.FLOAT32, panel_kernel.BFLOAT16, panel_kernel.FLOAT16):  # float32 may lie in 16 bits
+        panel_kernel.multiplier_of(kind)
     c_function(attention_kernel.float32)
     c_function(program_kernel.prepare)
     c_function(program_kernel.run)

@@ -118,6 +118,24 @@ def test_token_gets_the_same_bits_in_any_company_and_by_any_threads(dtype, inner
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_float32_weights_that_16_bits_hold_are_read_as_such_without_changing_a_bit(half, monkeypatch):
+    torch.manual_seed(0)
+    weight, tokens = torch.randn(100, 333).to(half).float(), torch.randn(37, 333)
+    weight[0, :3] = torch.tensor([-0.0, 2**-14, 2**-20])  # zero with a sign, and what float16 holds with fewer bits
+    halved = Panels(weight)
+    assert halved.weight.dtype == half
+    assert halved.to_dense().equal(weight)
+    finer = weight.clone()
+    finer[99, 332] += 2**-20
+    assert Panels(finer).weight.dtype == torch.float32
+    monkeypatch.setattr(panels, "_in_16_bits", lambda weight: weight)
+    whole = Panels(weight)
+    assert whole.weight.dtype == torch.float32
+    for count in (1, 5, 37):
+        assert halved.product(tokens[:count], None).equal(whole.product(tokens[:count], None))
+
+
 def test_a_torch_without_such_products_is_no_obstacle(monkeypatch):
     monkeypatch.setattr(Panels, "takes", staticmethod(lambda weight: False))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)

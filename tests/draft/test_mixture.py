@@ -109,7 +109,9 @@ def verified(drafter, row, random):
 
 
 def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, **options):
-    """(drafter, row, slow drafter, slow row, limits) before each piece is said, while the job runs."""
+    """(drafter, row, slow drafter, slow row, limits) before each piece is said, while the job runs. No two rows that run have one
+    prompt: the mirror knows nothing of what samples of a prompt draft from each other.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", situation.merging[0])
         patch.setattr(session, "SHARE", situation.merging[1])
@@ -117,7 +119,8 @@ def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, *
         drafter, slow = drafters_of(situation, **options)
         running, random = [], Random(situation.seed)
         for piece in situation.job:
-            if not running or (piece.deed == "start" and len(running) < 3):
+            prompts = [slow_row.tokens[: slow_row.prompt_length] for _, slow_row in running]
+            if not running or (piece.deed == "start" and len(running) < 3 and piece.text not in prompts):
                 running.append((drafter.start(piece.text), slow.start(piece.text)))
                 continue
             row, slow_row = running[piece.number % len(running)]

@@ -27,8 +27,18 @@ from lookahead.native.threads import run_in
 ALONE = 100_000  # multiplications up to which a product is not worth other threads
 
 
+def _in_16_bits(weight: torch.Tensor) -> torch.Tensor:
+    """float32 numbers in half precision, where it holds them all."""
+    halves = (weight.to(dtype) for dtype in (torch.bfloat16, torch.float16))
+    return next((half for half in halves if half.float().equal(weight)), weight)
+
+
 class Panels:
-    """A matrix [out, in] in panels, of float32, bfloat16 or float16."""
+    """A matrix [out, in] in panels, of float32, bfloat16 or float16.
+
+    float32 numbers that are all numbers of bfloat16 or float16, too, as those of most checkpoints, lie in 16 bits: products are
+    the same to the last bit, and half as much is read.
+    """
 
     library: ClassVar[str] = "panels"
 
@@ -36,6 +46,8 @@ class Panels:
         self.outputs, self.inner = weight.shape
         self.dtype = weight.dtype
         pairs = weight.dtype == torch.bfloat16 and multiplies_pairs()
+        if weight.dtype == torch.float32:
+            weight = _in_16_bits(weight)
         self.kind = PAIRS if pairs else {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}[weight.dtype]
         panels, two = -(-self.outputs // PANEL), 2 if pairs else 1
         self.lines = -(-self.inner // two)  # of a panel
@@ -57,7 +69,8 @@ class Panels:
     def to_dense(self) -> torch.Tensor:
         """[out, in]"""
         panels, lines, _, two = self.weight.shape
-        return self.weight.transpose(1, 2).reshape(panels * PANEL, lines * two)[: self.outputs, : self.inner].contiguous()
+        dense = self.weight.transpose(1, 2).reshape(panels * PANEL, lines * two)[: self.outputs, : self.inner]
+        return dense.to(self.dtype).contiguous()
 
     def given(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens [count, in] as they are multiplied: each in memory that is one piece."""
