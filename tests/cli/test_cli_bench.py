@@ -157,9 +157,8 @@ def test_explain_shows_the_steps_of_each_workload_of_the_first_strategy_warm_whe
     assert "row 2" not in out
     assert "step 1  1 2 3 20 20\n" in out  # ids, as there is no tokenizer
     assert "EDL: replay of 2 workloads" in out
-    alone = cli(
-        "bench", "--replay", pairs, "--trie", trie, "--strategy", "single", "--decoding-length", 8, "--rows", 1, "--json"
-    )
+    one = ("--strategy", "single", "--decoding-length", 8, "--rows", 1, "--json")
+    alone = cli("bench", "--replay", pairs, "--trie", trie, *one)
     assert out.partition("others, ")[0].count("\nstep ") == alone.json["strategies"][0]["steps"]
 
 
@@ -229,7 +228,6 @@ def test_bench_refuses_what_does_not_go_together(cli, pairs, tmp_path):
     cli.fails(2, "bench", "--model", MODEL, saying=["--input"])
     cli.fails(2, "bench", "--model", MODEL, "--replay", pairs, saying=["either"])
     cli.fails(2, "bench", "--replay", pairs, "--plot", tmp_path / "x.png", saying=["--plot"])
-    cli.fails(2, "bench", "--replay", pairs, "--dtype", "float16", saying=["--replay runs no model", "--dtype"])
     cli.fails(2, "bench", "--replay", pairs, "--strategy", "off", saying=["off", "hierarchical"])
     cli.fails(2, "bench", "--replay", pairs, "--decoding-length", "many", saying=["many"])
     auto = ("bench", "--model", MODEL, "--input", pairs, "--strategy", "auto")  # does without a length, but no typo passes

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.errors import LookaheadError, ModelError, UsageError
-from lookahead.job.plan import biases, token_id_lists
 from lookahead.job.setup import EngineSettings
 from lookahead.models.load import load_model
 from lookahead.models.options import ModelOptions
@@ -301,11 +300,6 @@ def test_flags_ask_for_what_a_rows_params_do(cli, base, tmp_path):
 def test_flag_that_makes_no_sense_is_a_usage_error(cli, tmp_path, typed, saying):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", tmp_path / "x.jsonl", *typed, saying=[saying])
-
-
-def test_lists_are_read_from_the_line_and_from_yaml():
-    assert token_id_lists(["17,4", "[5, 6]", "8"]) == ((17, 4), (5, 6), (8,))
-    assert biases(["17=-5", "4=1e2"]) == {17: -5.0, 4: 100.0}
 
 
 @needs_halves

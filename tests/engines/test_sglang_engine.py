@@ -17,7 +17,6 @@ from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.engines import sglang, sglang_engine
-from lookahead.engines.foreign import SGLANG
 from lookahead.engines.requests import LINK, Link, NewTokens, Requests, serve
 from lookahead.engines.sglang_engine import SglangEngine, SglangSettings, params_of
 from lookahead.errors import LookaheadError, UsageError
@@ -125,19 +124,6 @@ def test_requests_are_asked_in_its_words():
         assert asked(Sampling(constraint=Constraint(kind, text)))[field] == said
     with pytest.raises(UsageError, match="not Lark's form"):
         asked(Sampling(constraint=Constraint("grammar", 'start: "a"')))
-
-
-def test_rows_that_ask_for_what_sglang_cannot_do_are_refused():
-    SGLANG.check(Sampling(temperature=1.0, logit_bias={5: 1.0}, repetition_penalty=1.0))
-    SGLANG.check(Sampling(min_p=0.1, presence_penalty=1.0), drafts=False)
-    for sampling, name in (
-        (Sampling(min_p=0.1), "min_p"),
-        (Sampling(repetition_penalty=1.2), "repetition_penalty"),
-        (Sampling(min_new_tokens=3), "min_new_tokens"),
-        (Sampling(bad_words=["a"]), "bad_words"),
-    ):
-        with pytest.raises(UsageError, match=f"{name} is set"):
-            SGLANG.check(sampling)
 
 
 def test_arguments_of_sglang_are_those_of_the_job():

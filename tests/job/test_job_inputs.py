@@ -1,5 +1,6 @@
 """What a job reads and writes: formats, globs, stdin, shards, and every kind of row that is none."""
 
+import csv
 import gzip
 import io
 import json
@@ -34,12 +35,20 @@ def test_jsonl_its_compressed_forms_parquet_and_stdin_give_the_same_rows(cli, tm
         packed.write(text)
     columns = [{name: row.get(name) for name in ("id", "prompt", "messages", "params")} for row in rows]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "a.parquet")
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=2))
     assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 0
     for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
         shutil.copy(tmp_path / name, tmp_path / name.upper())
-    for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet", "A.JSONL.GZ", "A.JSONL.ZST", "A.PARQUET"):
+    for name in ("a.json", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "A.JSONL.GZ", "A.JSONL.ZST", "A.PARQUET"):
         assert generate(cli, tmp_path / f"{name}.out", "--input", tmp_path / name) == 0
         assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "out.jsonl")
+    for name, separator in (("a.csv", ","), ("a.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="") as file:
+            table = csv.DictWriter(file, ("id", "prompt"), delimiter=separator)
+            table.writeheader()
+            table.writerows(rows[:3])
+        assert generate(cli, tmp_path / f"{name}.out", "--input", tmp_path / name) == 0
+        assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "out.jsonl")[:3]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert generate(cli, tmp_path / "stdin.jsonl", "--input", "-") == 0
     assert steady(tmp_path / "stdin.jsonl") == steady(tmp_path / "out.jsonl")
@@ -133,8 +142,17 @@ PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1, "repetition_penalty": 1e-300}, "no token can be drawn"),
     ({"temperature": 1, "frequency_penalty": -1e300}, "no token can be drawn"),
     ({"temperature": 1, "presence_penalty": 1e308}, "no token can be drawn"),
+    ({"logit_bias": {"5": float("nan")}}, "logit_bias"),
+    ({"stop_token_ids": [10**6]}, "outside the model's vocabulary"),
 ]
+TOO_MUCH: dict[str, Any] = {
+    "n": 100_000, "stop": ["x"] * 100_000, "stop_token_ids": [1] * 100_000, "bad_words_ids": [[1]] * 100_000,
+    "logit_bias": dict.fromkeys(map(str, range(100_000)), 1), "logprobs": 1000, "regex": "a" * 300_000,
+    "temperature": float("nan"), "top_p": float("inf"), "top_k": 10**30, "min_p": True, "seed": 1 << 64,
+}  # fmt: skip
+PARAMS += [({name: value}, name) for name, value in TOO_MUCH.items()]
 KINDS += [({"prompt": "a", "params": params}, problem) for params, problem in PARAMS]
+KINDS.append(({"id": "x" * 2000, "prompt": "a"}, '"id"'))
 
 
 def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_are_answered(cli, tmp_path):
@@ -152,6 +170,7 @@ def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_ar
         assert (row["finish_reason"], row["error"]["type"], row["error"]["line"]) == ("error", "invalid_row", line)
         assert row["error"]["message"].startswith(f"line {line}: ")
         assert problem in row["error"]["message"]
+        assert len(row["error"]["message"]) < 300
 
 
 BAD_ELEMENTS = {  # of a JSON array
