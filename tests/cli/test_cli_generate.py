@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from lookahead.tokenizer import load_tokenizer
 from lookahead.trie.file import Trie
+from lookahead_cli.app import run
 from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.support.cli import Cli, write_jsonl
@@ -22,8 +25,6 @@ FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same draf
 
 @pytest.fixture(scope="session")
 def trie(tmp_path_factory):
-    from lookahead_cli.app import run
-
     out = tmp_path_factory.mktemp("trie") / "answers.trie"
     assert run(["build-trie", str(samples_folder() / "corpus.jsonl"), "-o", str(out), "--tokenizer", str(MODEL), "--json"]) == 0
     return out
@@ -92,13 +93,11 @@ def test_explanation_leaves_stdout_to_answers_and_to_json(cli, tmp_path):
 
 
 def test_explain_refuses_what_drafts_nothing(cli, tmp_path):
-    import transformers
-
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6]}])
     job = ("generate", "--input", source, "-o", tmp_path / "o.jsonl")
     cli.fails(2, *job, "--model", MODEL, "--explain", 1, "--strategy", "off", saying=["--explain", "--strategy off"])
     cli.fails(2, *job, "--model", MODEL, "--explain", 0, saying=["--explain"])
-    transformers.AutoModelForCausalLM.from_config(tiny_config("mamba")).save_pretrained(tmp_path / "mamba")
+    AutoModelForCausalLM.from_config(tiny_config("mamba")).save_pretrained(tmp_path / "mamba")
     result = cli(*job, "--model", tmp_path / "mamba", "--explain", 1)
     assert (result.code, result.out) == (2, "")
     assert "error: --explain: nothing is drafted" in result.err
@@ -117,8 +116,6 @@ def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused
 
 
 def test_every_row_form_gives_the_same_answer(cli, tmp_path):
-    from lookahead.tokenizer import load_tokenizer
-
     question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
     ids = load_tokenizer(str(MODEL))(PROMPTS[0])["input_ids"]
     messages = [{"role": "user", "content": question}]
@@ -212,9 +209,7 @@ def test_models_that_are_none_are_refused_in_one_line(cli, tmp_path):
 
 
 def test_model_without_a_tokenizer_answers_rows_of_ids(cli, tmp_path):
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
+    model = AutoModelForCausalLM.from_config(tiny_config("llama"))
     model.save_pretrained(tmp_path / "bare")
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6, 7]}, {"prompt": "a"}])
     result = cli("generate", "--model", tmp_path / "bare", "--input", source, "--max-new-tokens", 5)

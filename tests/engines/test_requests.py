@@ -135,12 +135,6 @@ print(requests.step([NewTokens(0, [3], 9)])[0].token_ids.tolist())
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("[3, 1")
-    assert "numba" not in _loaded_by("lookahead.engines.vllm")
-
-
-def _loaded_by(module: str) -> set[str]:
-    code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 class Call(NamedTuple):
@@ -276,8 +270,7 @@ def test_a_request_that_has_ended_is_found_by_its_text(requests):
         answered(requests, name, answer)
     requests.keep_only([])
     b, a = asked(requests, [3, 2], [5, 6, 7, 30, 31]), asked(requests, [1, 2, 3], ANSWER)
-    assert (sum(a.values()), sum(b.values())) != (0, 0)
-    assert sum(a.values()) > sum(b.values())
+    assert a.total() > b.total()
     assert not asked(requests, [1, 2], [40])
 
 

@@ -127,9 +127,8 @@ def test_requests_are_asked_in_its_words():
 
 
 def test_arguments_of_sglang_are_those_of_the_job():
-    settings = SglangSettings(
-        ModelOptions("org/m"), ("a.trie",), (), DraftOptions(), 6, batch_size=16, engine_args={"device": "cpu"}
-    )
+    on_cpu = {"device": "cpu"}
+    settings = SglangSettings(ModelOptions("org/m"), ("a.trie",), (), DraftOptions(), 6, batch_size=16, engine_args=on_cpu)
     found = settings.arguments()
     assert (found["model_path"], found["max_running_requests"], found["dtype"]) == ("org/m", 16, "float32")
     assert (found["speculative_algorithm"], found["speculative_num_draft_tokens"]) == ("LOOKAHEAD", 7)
@@ -183,9 +182,8 @@ def test_what_a_job_uses_of_sglang_is_as_it_was():
 
     asked = params_of(Generation([1], 9, frozenset(), Sampling(constraint=Constraint("regex", "a")), 3), 1.0)
     assert asked.keys() | {"ebnf", "json_schema"} <= set(SamplingParams.__struct_fields__)
-    found = SglangSettings(
-        ModelOptions("m", revision="r", tokenizer="t"), drafts=DraftOptions(), batch_size=2, share=2
-    ).arguments()
+    model = ModelOptions("m", revision="r", tokenizer="t")
+    found = SglangSettings(model, drafts=DraftOptions(), batch_size=2, share=2).arguments()
     assert found.keys() | sglang_engine.OURS.keys() | {"device"} <= set(ServerArgs.__struct_fields__)
     assert sglang.unknown_version() == ""
 

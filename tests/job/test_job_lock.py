@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -131,11 +132,9 @@ def test_exactly_one_of_many_that_start_at_once_holds_the_lock(files):
             except LookaheadError as error:
                 refusals.add(str(error))
 
-    threads = [threading.Thread(target=contend) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(contend) for _ in range(8)]:
+            each.result()
     assert most == 1
     assert held > 8
     assert all(BUSY in refusal for refusal in refusals)

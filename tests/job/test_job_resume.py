@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from lookahead.backends.cpu.program import Program as CpuProgram
+from lookahead.job import engines
 from lookahead.job.inputs import fingerprint
 from lookahead.job.manifest import began
 from lookahead.job.pairs import settings_of
@@ -146,15 +148,12 @@ def test_damage_that_a_kill_leaves_costs_its_rows_only(cli, tmp_path, damage, or
 
 
 def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works(job, monkeypatch):
-    from lookahead.backends.cpu.program import Program
-    from lookahead.job import engines
-
-    load, works = engines.load_here, Program.run
+    load, works = engines.load_here, CpuProgram.run
     write_jsonl(job.source, list(questions(150)))
 
     def load_then_break(*arguments):
         loaded = load(*arguments)
-        monkeypatch.setattr(Program, "run", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(CpuProgram, "run", lambda *_, **__: 1 / 0)
         return loaded
 
     monkeypatch.setattr(engines, "load_here", load_then_break)
@@ -163,7 +162,7 @@ def test_job_ends_when_the_machine_fails_row_after_row_and_goes_on_when_it_works
     assert job.manifest["state"] == "failed"
     assert 100 <= len(rows_of(job.out)) < 150
     monkeypatch.setattr(engines, "load_here", load)
-    monkeypatch.setattr(Program, "run", works)
+    monkeypatch.setattr(CpuProgram, "run", works)
     assert job("--quiet", "--resume", "--retry-errors") == 0
     assert [row["id"] for row in rows_of(job.out)] == [f"q{number}" for number in range(150)]
     assert all(row["text"] for row in rows_of(job.out))

@@ -1,5 +1,6 @@
 """OpenAI batch lines: answered as asked and as OpenAI's own client reads them, or an error row that names the key."""
 
+import dataclasses
 import datetime
 import json
 from typing import Any
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 
 from lookahead.decode import limits
 from lookahead.decode.engine import DecodingEngine
+from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.job.params import Request
 from lookahead.job.rows import parse_row
 from lookahead.job.runner import JobOptions, run_rows
+from lookahead.models.load import load_model
+from lookahead.tokenizer import load_tokenizer
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
 
@@ -31,9 +35,6 @@ def line(body: Any, custom_id: Any = "a", url: str | None = None, **more: Any) -
 @pytest.fixture(scope="module")
 def job():
     """job(rows, **options) -> output rows; one engine for all tests."""
-    from lookahead.models.load import load_model
-    from lookahead.tokenizer import load_tokenizer
-
     target, tokenizer = load_model(str(MODEL), device="cpu"), load_tokenizer(str(MODEL))
 
     def run(rows, batch_size=4, **options):
@@ -46,8 +47,6 @@ def job():
 
 
 def requests_of(rows: list[Any]) -> list[Request]:
-    import dataclasses
-
     parsed = [parse_row(json.loads(json.dumps(row)), number) for number, row in enumerate(rows, 1)]
     return [dataclasses.replace(each, number=n, fingerprint=repr(rows[n]).encode()) for n, each in enumerate(parsed)]
 
@@ -133,8 +132,6 @@ def test_stop_text_is_no_part_of_the_answer(job):
 
 
 def test_several_prompts_give_choices_in_their_order(job):
-    from lookahead.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(str(MODEL))
     ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS[:2]]
     alone = [job([line({**COMPLETION, "prompt": prompt})])[0]["response"]["body"] for prompt in PROMPTS[:2]]
@@ -150,16 +147,10 @@ def test_several_prompts_give_choices_in_their_order(job):
     choices = row["response"]["body"]["choices"]
     assert [choice["index"] for choice in choices] == list(range(6))
     assert [choice["text"].startswith(PROMPTS[index // 3]) for index, choice in enumerate(choices)] == [True] * 6
+    (row,) = job([line({**COMPLETION, "prompt": PROMPTS[0], "echo": True})])
+    assert row["response"]["body"]["choices"][0]["text"] == PROMPTS[0] + alone[0]["choices"][0]["text"]
     assert len({choice["text"] for choice in choices}) == 6
     assert "no room for an answer" in error_of(job([line({**COMPLETION, "prompt": [ids[0], [5] * 3000]})])[0])["message"]
-
-
-def test_echo_puts_the_prompt_before_the_answer(job):
-    bodies = COMPLETION, {**COMPLETION, "echo": True}, {**COMPLETION, "prompt": [5, 6, 7], "echo": True}
-    rows = job([line(body, number) for number, body in enumerate(bodies)])
-    plain, echoed, ids = (row["response"]["body"]["choices"][0]["text"] for row in rows)
-    assert echoed == PROMPTS[0] + plain
-    assert len(ids) > 3
 
 
 def test_content_in_parts_is_their_text(job):
@@ -337,7 +328,5 @@ def test_every_row_is_a_request_or_has_a_problem(row):
     assert "\n" not in request.problem
     assert len(request.problem) < 2000
     if not request.problem:
-        from lookahead.decode.sampling import Sampling
-
         Sampling(**request.sampling)  # what was accepted can be asked for
         assert (request.n or 1) <= limits.SAMPLES

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lookahead.decode import engine as engine_module
 from lookahead.decode.engine import DecodingEngine, Generation
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
@@ -82,8 +83,6 @@ def test_samples_are_the_same_whatever_else_is_answered(job):
 
 
 def test_row_that_fails_begins_no_more_of_its_samples(job, monkeypatch):
-    from lookahead.decode import engine as engine_module
-
     class Failing(engine_module.Sampler):
         def next_token(self, *arguments):
             if self.processors:
