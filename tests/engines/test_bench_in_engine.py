@@ -189,7 +189,7 @@ class Scripted:
 def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
     """As `in_engine._serve`, in the process. settings: the model names the file that tells that `Scripted` was closed."""
     in_engine.LocalEngine = Scripted
-    in_engine.in_engine = lambda *arguments: settings.model
+    in_engine.in_engine = lambda *arguments: settings.model.name
     print("this is not a part of a report")
     in_engine._serve(line, name, settings)
 
