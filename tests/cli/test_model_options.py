@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from lookahead.api import GenerationParams, LookaheadEngine
 from lookahead.errors import LookaheadError, ModelError, UsageError
-from lookahead.job.plan import biases, token_id_lists
 from lookahead.job.setup import EngineSettings
 from lookahead.models.load import load_model
 from lookahead.models.options import ModelOptions
@@ -138,28 +137,25 @@ def test_adapter_that_does_not_fit_is_refused_in_one_line(base, adapter, tmp_pat
             load_model(str(model), adapter=str(adapter))
         assert "\n" not in str(raised.value)
 
-    for change in ({"hidden_size": 64}, {"num_hidden_layers": 2}, {"num_hidden_layers": 4}):
-        config = tiny_config("llama")
-        for name, value in change.items():
-            setattr(config, name, value)
-        made = tmp_path / "-".join(change) / str(*change.values())
+    for field, value, saying in (
+        ("hidden_size", 64, "other shapes .size mismatch"),
+        ("num_hidden_layers", 2, "made for another model"),
+        ("num_hidden_layers", 4, "made for another model"),
+    ):
+        config, made = tiny_config("llama"), tmp_path / f"{field}-{value}"
+        setattr(config, field, value)
         AutoModelForCausalLM.from_config(config).save_pretrained(made)
-        saying = "other shapes .size mismatch" if "hidden_size" in change else "made for another model"
         refused(saying, adapter, made)
-    refused(
-        "cannot be loaded .Target modules",
-        adapter_of(tmp_path / "gpt2", tiny_model("gpt2"), LoraConfig(target_modules=["c_attn"])),
-    )
-    prompts = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
-    refused("type PROMPT_TUNING cannot be merged", adapter_of(tmp_path / "prompts", tiny_model("llama"), prompts))
-    copies = LoraConfig(r=2, target_modules=["q_proj"], layer_replication=[[0, 2], [1, 2]])
-    refused("type LORA with layer_replication cannot be merged", adapter_of(tmp_path / "copies", tiny_model("llama"), copies))
-    partly = adapter_of(
-        tmp_path / "partly", tiny_model("llama"), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
-    )
-    file = partly / "adapter_model.safetensors"
+    llama, partly = tiny_model("llama"), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"])
+    file = adapter_of(tmp_path / "partly", llama, partly) / "adapter_model.safetensors"
     save_file({name: value for name, value in load_file(file).items() if "lm_head" not in name}, file)
-    refused("cannot be loaded .*lm_head", partly)
+    refused("cannot be loaded .*lm_head", tmp_path / "partly")
+    copies = LoraConfig(r=2, target_modules=["q_proj"], layer_replication=[[0, 2], [1, 2]])
+    refused("type LORA with layer_replication cannot be merged", adapter_of(tmp_path / "copies", llama, copies))
+    prompts = PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    refused("type PROMPT_TUNING cannot be merged", adapter_of(tmp_path / "prompts", llama, prompts))
+    of_gpt2 = adapter_of(tmp_path / "gpt2", tiny_model("gpt2"), LoraConfig(target_modules=["c_attn"]))
+    refused("cannot be loaded .Target modules", of_gpt2)
     refused("no such folder", "./missing")
     refused("no adapter_config.json", base)
     refused("is a file", base / "config.json")
@@ -254,35 +250,22 @@ def test_wrong_sampling_of_the_model_is_refused_where_it_is_asked_for(cli, confi
     assert cli(*job, "--max-new-tokens", 2, "--overwrite").code == 0
 
 
-FLAGS = {
-    "temperature": 0.9,
-    "typical_p": 0.8,
-    "frequency_penalty": 0.7,
-    "presence_penalty": 0.3,
-    "no_repeat_ngram_size": 3,
-    "min_new_tokens": 5,
-    "stop_token_ids": [20, 21],
-    "bad_words_ids": [[30], [31, 32]],
-    "logit_bias": {"40": 2.0, "41": -3.0},
+TYPED = """--temperature 0.9 --typical-p 0.8 --frequency-penalty 0.7 --presence-penalty 0.3 --no-repeat-ngram-size 3
+    --min-new-tokens 5 --stop-token-ids 20 --stop-token-ids 21 --bad-words-ids 30 --bad-words-ids 31,32 --logit-bias 40=2.0
+    --logit-bias 41=-3.0 --repetition-penalty 1.1"""
+PARAMS = {
+    "temperature": 0.9, "typical_p": 0.8, "frequency_penalty": 0.7, "presence_penalty": 0.3, "no_repeat_ngram_size": 3,
+    "min_new_tokens": 5, "stop_token_ids": [20, 21], "bad_words_ids": [[30], [31, 32]], "logit_bias": {"40": 2.0, "41": -3.0},
     "repetition_penalty": 1.1,
-}
+}  # fmt: skip
 
 
 def test_flags_ask_for_what_a_rows_params_do(cli, base, tmp_path):
-    typed = []
-    for name, value in FLAGS.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, dict):
-            typed += [word for token, bias in value.items() for word in (flag, f"{token}={bias}")]
-        elif isinstance(value, list):
-            typed += [word for each in value for word in (flag, ",".join(map(str, each)) if isinstance(each, list) else each)]
-        else:
-            typed += [flag, value]
     rows = [{"id": 1, "prompt_ids": IDS[1]}]
-    by_flags, _ = answers(cli, tmp_path, rows, "--model", base, *typed)
+    by_flags, _ = answers(cli, tmp_path, rows, "--model", base, *TYPED.split())
     manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())
     assert manifest["answering"]["logit_bias"] == ["40=2.0", "41=-3.0"]
-    by_params, _ = answers(cli, tmp_path, [{**rows[0], "params": FLAGS}], "--model", base)
+    by_params, _ = answers(cli, tmp_path, [{**rows[0], "params": PARAMS}], "--model", base)
     assert by_flags == by_params != answers(cli, tmp_path, rows, "--model", base, "--temperature", 0.9)[0]
 
 
@@ -301,11 +284,6 @@ def test_flags_ask_for_what_a_rows_params_do(cli, base, tmp_path):
 def test_flag_that_makes_no_sense_is_a_usage_error(cli, tmp_path, typed, saying):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     cli.fails(2, "generate", "--model", MODEL, "--input", source, "-o", tmp_path / "x.jsonl", *typed, saying=[saying])
-
-
-def test_lists_are_read_from_the_line_and_from_yaml():
-    assert token_id_lists(["17,4", "[5, 6]", "8"]) == ((17, 4), (5, 6), (8,))
-    assert biases(["17=-5", "4=1e2"]) == {17: -5.0, 4: 100.0}
 
 
 @needs_halves

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lookahead.budget.profile import SHIPPED, why_not_cached
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.files import outputs
 from lookahead.files.atomic import followed, replacing
 from lookahead.files.outputs import Input, Output, check_outputs
+from lookahead.job.progress import JobTotals, metrics_text
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL
 from tests.support.loading import refuse_to_load
@@ -146,9 +148,6 @@ def test_file_of_another_kind_is_replaced_with_overwrite(cli, tmp_path):
 
 
 def test_own_files_are_of_their_kinds_and_empty_ones_of_any(tmp_path):
-    from lookahead.budget.profile import SHIPPED
-    from lookahead.job.progress import JobTotals, metrics_text
-
     (tmp_path / "m.prom").write_text(metrics_text(JobTotals(), {}))
     assert outputs.METRICS.matches(tmp_path / "m.prom")
     assert all(outputs.PROFILE.matches(path) for path in SHIPPED.glob("*.json"))
@@ -213,8 +212,6 @@ def test_output_that_cannot_be_written_is_named_by_its_option_before_any_work(cl
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_calibrate_needs_a_place_for_the_profile_before_it_measures(cli, tmp_path, monkeypatch):
-    from lookahead.budget.profile import why_not_cached
-
     assert why_not_cached() == ""
     monkeypatch.setenv("LOOKAHEAD_CACHE", "/proc/self/task/x")
     cli.fails(1, "calibrate", "--model", MODEL, saying=["LOOKAHEAD_CACHE", "Or name a file with -o"])

@@ -94,10 +94,8 @@ def test_no_arguments_show_the_help_and_no_error(capsys):
 
 
 def script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "lookahead_cli", *arguments], capture_output=True, text=True, env=environment, timeout=60
-    )
+    command, environment = [sys.executable, "-m", "lookahead_cli", *arguments], {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
 
 
 def test_package_runs_as_a_command_and_as_a_module():

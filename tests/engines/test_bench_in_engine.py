@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,9 +51,6 @@ HAS_VLLM = importlib.util.find_spec("vllm") is not None
 def test_what_makes_no_sense_in_an_engine_is_one_line(options, saying, tmp_path, cli):
     source = write_jsonl(tmp_path / "in.jsonl", questions(1))
     cli.fails(2, "bench", "--model", MODEL, "--input", source, *options, saying=[saying])
-
-
-def test_it_needs_a_model_and_prompts(cli):
     cli.fails(2, "bench", "--engine", "vllm", "--model", MODEL, saying=["needs --model NAME_OR_DIR and --input"])
 
 
@@ -147,22 +145,13 @@ def test_outputs_that_differ_are_judged_by_the_stock_model_unless_the_engine_has
 
 
 def test_one_of_the_engines_own_ways_that_does_not_start_is_left_out():
-    closed = []
-
-    class Stub:
-        def __init__(self, name):
-            self.name = name
-
-        def close(self):
-            closed.append(self.name)
-
     def start(contender, running):
         started.append((contender.name, running))
         if contender.name == broken:
             raise LookaheadError("vLLM does not start: no.")
-        return Stub(contender.name)
+        return SimpleNamespace(close=lambda: closed.append(contender.name))
 
-    notices, started, broken = list[str](), list[tuple[str, int]](), "ngram"
+    notices, started, closed, broken = list[str](), list[tuple[str, int]](), list[str](), "ngram"
     events = in_engine.BenchEvents()
     events.notice = notices.append
     compared = [each for each in contenders("vllm", Contenders("auto")) if each.name != "suffix"]
@@ -197,22 +186,19 @@ class Scripted:
         Path(self.engine).write_text("closed", "utf-8")
 
 
-class Settings(SglangSettings):
-    """Those of `Scripted`: no engine is started, its model names the file that tells that it was closed."""
-
-
 def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
-    """As `in_engine._serve`, in the process."""
+    """As `in_engine._serve`, in the process. settings: the model names the file that tells that `Scripted` was closed."""
     in_engine.LocalEngine = Scripted
-    in_engine.in_engine = lambda *arguments: settings.model
+    in_engine.in_engine = lambda *arguments: settings.model.name
     print("this is not a part of a report")
     in_engine._serve(line, name, settings)
 
 
-@pytest.mark.deep  # it imports torch in two processes
-def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path, monkeypatch):
+@pytest.mark.deep  # it imports torch in three processes
+def test_an_engine_in_a_process_of_its_own_answers_and_is_closed_or_says_why_not(tmp_path, monkeypatch):
     monkeypatch.setattr(in_engine, "_serve", serve_scripted)
-    run = InProcess("sglang", Settings(ModelOptions(str(tmp_path / "closed"))))
+    settings = SglangSettings(ModelOptions(str(tmp_path / "closed")))
+    run = InProcess("sglang", settings)
     assert run.about == Scripted.about
     turn = run.answer([[1, 2], [3]], 7)
     assert (turn.outputs, turn.forwards) == ([[1, 2], [3]], 7)
@@ -220,14 +206,11 @@ def test_an_engine_in_a_process_of_its_own_answers_and_is_closed(tmp_path, monke
         run.answer([], 7)
     run.close()
     assert (tmp_path / "closed").read_text("utf-8") == "closed"
-    run = InProcess("sglang", Settings(ModelOptions(str(tmp_path / "closed"))))
+    run = InProcess("sglang", settings)
     with pytest.raises(LookaheadError, match="SGLang has failed: its process has ended"):
         run.answer([[0]], 7)
     run.close()
-
-
-@pytest.mark.deep  # the same
-def test_an_engine_that_does_not_start_in_its_process_says_why():
+    monkeypatch.undo()
     with pytest.raises(LookaheadError, match="no-such-model"):
         InProcess("sglang", SglangSettings(ModelOptions("/no-such-model")))
 

@@ -59,22 +59,8 @@ def test_trees_are_those_of_the_drafters_own_rows(trie, strategy):
     assert not requests.has_text("a", np.array([*text[:-1], 49], np.int32))
 
 
-def test_an_output_is_remembered_when_its_request_ends():
-    answer = list(range(4, 44))
-    requests = Requests(drafter_of())
-    requests.begin(1, [1, 2, 3])
-    requests.step([NewTokens(1, answer, ROOM)])
-    requests.keep_only([1])
-    assert len(requests) == 1
-    requests.keep_only([])
-    assert len(requests) == 0
-    requests.begin(2, [7])
-    (tree,) = requests.step([NewTokens(2, answer[:10], ROOM)])
-    assert tree.token_ids[1:].tolist() == answer[10:16]
-
-
-def test_a_preempted_requests_output_is_remembered_once():
-    answer, drafter = text_of(5), drafter_of()
+def test_the_output_of_a_request_is_remembered_once_and_drafted_from_although_it_was_preempted():
+    answer, drafter = list(range(4, 44)), drafter_of()
     requests = Requests(drafter)
     requests.begin("a", [1, 2, 3])
     requests.step([NewTokens("a", answer[:20], ROOM)])
@@ -85,6 +71,9 @@ def test_a_preempted_requests_output_is_remembered_once():
     requests.finish("a")  # again: nothing
     drafter.remember(())
     assert drafter.session.length == len(answer) + 2 * 2  # two documents, each behind a token and with its end
+    requests.begin("b", [7])
+    (tree,) = requests.step([NewTokens("b", answer[:10], ROOM)])
+    assert tree.token_ids[1:].tolist() == answer[10:16]
 
 
 class Clocked(ExternalBudget):
@@ -146,12 +135,6 @@ print(requests.step([NewTokens(0, [3], 9)])[0].token_ids.tolist())
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("[3, 1")
-    assert "numba" not in _loaded_by("lookahead.engines.vllm")
-
-
-def _loaded_by(module: str) -> set[str]:
-    code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 class Call(NamedTuple):
@@ -210,11 +193,11 @@ def test_arrays_by_id_hold_chains_filler_and_confidences(trie):
         text = texts[request_id]
         return Running(prefilled[request_id], 50, lambda: np.array(text[: prefilled[request_id]], np.int32))
 
-    def step(order, emitted, running):
+    def step(order, emitted):
         for name in order:
             lengths[name] += emitted[name]
         last = np.array([texts[name][lengths[name] - 1] for name in order])
-        rows.step(list(order), np.array([emitted[name] for name in order]), last, set(running), about)
+        rows.step(list(order), np.array([emitted[name] for name in order]), last, set(order), about)
         for row, name in enumerate(order):
             if emitted[name]:
                 assert requests.has_text(name, np.array(texts[name][: lengths[name]], np.int32))
@@ -222,7 +205,7 @@ def test_arrays_by_id_hold_chains_filler_and_confidences(trie):
             assert (rows.tokens[row][filler] == last[row]).all()
             assert ((rows.confidences[row] >= 0) & (rows.confidences[row] <= 1)).all()
 
-    step("ab", {"a": 1, "b": 0}, "ab")
+    step("ab", {"a": 1, "b": 0})
     accepted = 0
     for _ in range(12):
         emitted = dict.fromkeys("ab", 1)
@@ -234,10 +217,10 @@ def test_arrays_by_id_hold_chains_filler_and_confidences(trie):
             accepted += emitted[name] - 1
         if max(lengths[name] + emitted[name] for name in "ab") >= 49:
             break
-        step("ab", emitted, "ab")
+        step("ab", emitted)
     assert accepted > 3
     prefilled["b"] = lengths["b"]  # preempted, and resumed before the next call
-    step("b", {"b": 1}, "b")
+    step("b", {"b": 1})
     assert set(requests) == {"b"}
 
 
@@ -287,8 +270,7 @@ def test_a_request_that_has_ended_is_found_by_its_text(requests):
         answered(requests, name, answer)
     requests.keep_only([])
     b, a = asked(requests, [3, 2], [5, 6, 7, 30, 31]), asked(requests, [1, 2, 3], ANSWER)
-    assert (sum(a.values()), sum(b.values())) != (0, 0)
-    assert sum(a.values()) > sum(b.values())
+    assert a.total() > b.total()
     assert not asked(requests, [1, 2], [40])
 
 
@@ -311,15 +293,6 @@ def test_a_request_that_was_preempted_is_counted_whole(requests):
     assert sum(asked(requests, [1, 2, 3], ANSWER).values()) == first + second
 
 
-def test_accepted_filler_has_no_source_of_ours(requests):
-    requests.begin("a", [40])
-    (tree,) = requests.step([NewTokens("a", [41], ROOM)])
-    guessed = tree.draft_tokens
-    requests.step([NewTokens("a", [*tree.token_ids[1:].tolist(), 41, 41], ROOM)])  # one token more than there were guesses
-    assert asked(requests, [40], [41, *tree.token_ids[1:].tolist(), 41, 41])["padding"] == 1
-    assert guessed < 4
-
-
 def test_a_worker_answers_for_its_drafter(requests):
     def worker(**runner):
         found = DrafterOfWorker()
@@ -339,13 +312,3 @@ def test_a_worker_answers_for_its_drafter(requests):
         assert not other.lookahead_answer("count_accepted")
         assert other.lookahead_answer("accepted", [(text, 3)]) is None
         other.lookahead_answer("forget")
-
-
-def test_rows_told_apart_by_text_begin_anew_when_all_is_forgotten(requests):
-    from lookahead.engines.batch_rows import ByText
-
-    rows, texts = ByText(requests), np.array([[1, 2, 3, 5, 6, 7, 0]], np.int32)
-    assert rows.step([[5]], [4], texts, ROOM)[0][:2] == [6, 7]
-    requests.answer("forget")
-    assert rows.step([[6]], [5], texts, ROOM)[0][:1] == [7]
-    assert isinstance(requests._known[1].emitted.drafted, DraftTree)

@@ -17,6 +17,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -161,8 +162,9 @@ def test_settings_come_from_the_environment():
             settings_of({SETTINGS: text})
 
 
-def test_the_plugin_loads_nothing_that_drafting_needs():
-    code = "import sys, lookahead.engines.sglang; print({'numba', 'torch', 'numpy', 'sglang'} & set(sys.modules))"
+@pytest.mark.parametrize(("plugin", "packages"), [("sglang", {"numba", "torch", "numpy", "sglang"}), ("vllm", {"numba"})])
+def test_the_plugin_loads_nothing_that_drafting_needs(plugin, packages):
+    code = f"import sys, lookahead.engines.{plugin}; print({packages} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 
@@ -197,8 +199,6 @@ class TestSglang:
         assert {name for name in answered if not hasattr(ours, name)} == set()
 
     def test_devices_and_settings_without_trees_are_refused(self):
-        from types import SimpleNamespace
-
         from lookahead.engines.sglang_algorithm import Algorithm
 
         given = {

@@ -17,7 +17,6 @@ from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.engines import sglang, sglang_engine
-from lookahead.engines.foreign import SGLANG
 from lookahead.engines.requests import LINK, Link, NewTokens, Requests, serve
 from lookahead.engines.sglang_engine import SglangEngine, SglangSettings, params_of
 from lookahead.errors import LookaheadError, UsageError
@@ -127,23 +126,9 @@ def test_requests_are_asked_in_its_words():
         asked(Sampling(constraint=Constraint("grammar", 'start: "a"')))
 
 
-def test_rows_that_ask_for_what_sglang_cannot_do_are_refused():
-    SGLANG.check(Sampling(temperature=1.0, logit_bias={5: 1.0}, repetition_penalty=1.0))
-    SGLANG.check(Sampling(min_p=0.1, presence_penalty=1.0), drafts=False)
-    for sampling, name in (
-        (Sampling(min_p=0.1), "min_p"),
-        (Sampling(repetition_penalty=1.2), "repetition_penalty"),
-        (Sampling(min_new_tokens=3), "min_new_tokens"),
-        (Sampling(bad_words=["a"]), "bad_words"),
-    ):
-        with pytest.raises(UsageError, match=f"{name} is set"):
-            SGLANG.check(sampling)
-
-
 def test_arguments_of_sglang_are_those_of_the_job():
-    settings = SglangSettings(
-        ModelOptions("org/m"), ("a.trie",), (), DraftOptions(), 6, batch_size=16, engine_args={"device": "cpu"}
-    )
+    on_cpu = {"device": "cpu"}
+    settings = SglangSettings(ModelOptions("org/m"), ("a.trie",), (), DraftOptions(), 6, batch_size=16, engine_args=on_cpu)
     found = settings.arguments()
     assert (found["model_path"], found["max_running_requests"], found["dtype"]) == ("org/m", 16, "float32")
     assert (found["speculative_algorithm"], found["speculative_num_draft_tokens"]) == ("LOOKAHEAD", 7)
@@ -197,9 +182,8 @@ def test_what_a_job_uses_of_sglang_is_as_it_was():
 
     asked = params_of(Generation([1], 9, frozenset(), Sampling(constraint=Constraint("regex", "a")), 3), 1.0)
     assert asked.keys() | {"ebnf", "json_schema"} <= set(SamplingParams.__struct_fields__)
-    found = SglangSettings(
-        ModelOptions("m", revision="r", tokenizer="t"), drafts=DraftOptions(), batch_size=2, share=2
-    ).arguments()
+    model = ModelOptions("m", revision="r", tokenizer="t")
+    found = SglangSettings(model, drafts=DraftOptions(), batch_size=2, share=2).arguments()
     assert found.keys() | sglang_engine.OURS.keys() | {"device"} <= set(ServerArgs.__struct_fields__)
     assert sglang.unknown_version() == ""
 

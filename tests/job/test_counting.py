@@ -1,10 +1,8 @@
 """How many rows a job has: of Parquet and packed files too, without holding the job up."""
 
 import gzip
-import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
@@ -12,9 +10,6 @@ import pytest
 
 from lookahead.job import inputs
 from lookahead.job.inputs import RowCount, count_rows, input_rows
-from lookahead.job.progress import JobProgress, JobTotals
-from lookahead_cli.progress import rows_done
-from tests.support.jobs import MODEL
 
 ODD = b'{"prompt": "a"}\n\n  \t\n' + b'{"prompt": "' + b"x" * 70 + b'"}\r\n\r\n{"bad"\n   {"prompt": "last"}'
 
@@ -62,17 +57,6 @@ def test_counting_neither_holds_up_nor_outlives_the_job(tmp_path, monkeypatch):
     assert not thread.is_alive()
 
 
-def test_total_and_time_left_appear_as_soon_as_rows_are_counted(monkeypatch):
-    known, now = list[int](), [0.0]
-    monkeypatch.setattr("lookahead.job.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
-    progress = JobProgress(JobTotals(), lambda: known[0] if known else None, lambda: None)
-    progress.totals.merge(JobTotals(rows=10))
-    assert (rows_done(progress), progress.seconds_left) == ("10 rows", None)
-    known.append(30)
-    now[0] = 100
-    assert (rows_done(progress), progress.seconds_left) == ("10 of 30 rows", 200)
-
-
 def test_cut_or_missing_files_are_left_to_the_job_to_report(tmp_path):
     made = files(tmp_path, 1000)
     Path(made[".jsonl.gz"]).write_bytes(Path(made[".jsonl.gz"]).read_bytes()[:50])
@@ -81,13 +65,3 @@ def test_cut_or_missing_files_are_left_to_the_job_to_report(tmp_path):
         with RowCount([name]) as counted:
             pass
         assert counted.rows is None
-
-
-def test_metrics_of_a_job_know_the_rows_of_packed_input_of_its_shard(cli, tmp_path):
-    name, metrics = files(tmp_path, 7)[".jsonl.gz"], tmp_path / "m.prom"
-    asked = ("generate", "--model", MODEL, "--input", name, "--max-new-tokens", 2, "--shard", "1/2", "-q")
-    assert cli(*asked, "-o", tmp_path / "out.jsonl", "--metrics", metrics).code == 0
-    expected = next(line for line in metrics.read_text().splitlines() if "rows_expected" in line and line[0] != "#")
-    assert float(expected.split()[-1]) == 4
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
-    assert json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["id"] == 1

@@ -16,7 +16,7 @@ import pytest
 from lookahead.decode.constraint import Constraint
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.options import DraftOptions
-from lookahead.engines.foreign import VLLM as IN_VLLM
+from lookahead.engines.foreign import FEATURES
 from lookahead.engines.vllm_engine import VllmSettings
 from lookahead.errors import UsageError
 from lookahead.job.plan import engine_args
@@ -36,42 +36,45 @@ def asked(command, folder, *options):
     return (command, "--model", MODEL, "--input", source, *out, *options)
 
 
-@pytest.mark.parametrize("command", ["generate", "bench"])
-@pytest.mark.parametrize(
-    ("options", "saying"),
-    [
-        (["--engine", "tgi"], "--engine tgi: choose hf, vllm or sglang"),
-        (["--engine-arg", "a=1"], "--engine-arg is of vLLM and SGLang"),
-        (["--engine", "vllm", "--engine-arg", "a"], "give NAME=VALUE"),
-        (["--engine", "vllm", "--exact"], "has no --exact"),
-        (["--engine", "vllm", "--quantize", "int8"], "has no --quantize: --engine-arg quantization=NAME"),
-        (["--engine", "sglang", "--device", "cpu"], "has no --device: --engine-arg device=NAME"),
-    ],
-)
-def test_what_an_engine_does_not_have_is_one_error_of_jobs_and_of_bench(command, options, saying, tmp_path, cli):
-    cli.fails(2, *asked(command, tmp_path, *options), saying=[saying])
+OF_BOTH = {  # commands
+    "--engine tgi": "--engine tgi: choose hf, vllm or sglang",
+    "--engine-arg a=1": "--engine-arg is of vLLM and SGLang",
+    "--engine vllm --engine-arg a": "give NAME=VALUE",
+    "--engine vllm --exact": "has no --exact",
+    "--engine vllm --quantize int8": "has no --quantize: --engine-arg quantization=NAME",
+    "--engine sglang --device cpu": "has no --device: --engine-arg device=NAME",
+}
+OF_JOBS = {
+    "--engine vllm --engine-arg a=1 --engine-arg a=2": "a is given twice",
+    "--engine vllm --workers 2": "has no --workers: --engine-arg data_parallel_size=N",
+    "--engine vllm --tp-plan auto": "tensor_parallel_size=N",
+    "--engine vllm --typical-p 0.9": "has no --typical-p",
+    "--engine vllm --bad-words-ids 5": "has no --bad-words-ids",
+    "--engine vllm --min-p 0.1": "vLLM refuses --min-p with drafts",
+    "--engine vllm --logit-bias 5=-1": "vLLM refuses --logit-bias with drafts",
+    "--engine vllm --sampling model": "has no --sampling model",
+    "--engine vllm --strategy parallel": "vLLM verifies single branches",
+    "--engine vllm --explain 1": "has no --explain",
+    "--engine sglang --repetition-penalty 1.2": "SGLang does not keep to --repetition-penalty with drafts",
+    "--engine sglang --min-p 0.1": "SGLang does not keep to --min-p with drafts",
+    "--engine sglang --min-new-tokens 3": "SGLang does not keep to --min-new-tokens with drafts",
+    "--engine sglang --strategy single": "SGLang is given one tree of all branches",
+    "--engine sglang --bad-words a": "has no --bad-words",
+}
+ERRORS = [(command, *each) for command in ("generate", "bench") for each in OF_BOTH.items()]
 
 
-@pytest.mark.parametrize(
-    ("options", "saying"),
-    [
-        (["--engine", "vllm", "--engine-arg", "a=1", "--engine-arg", "a=2"], "a is given twice"),
-        (["--engine", "vllm", "--workers", 2], "has no --workers: --engine-arg data_parallel_size=N"),
-        (["--engine", "vllm", "--tp-plan", "auto"], "tensor_parallel_size=N"),
-        (["--engine", "vllm", "--typical-p", 0.9], "has no --typical-p"),
-        (["--engine", "vllm", "--min-p", 0.1], "vLLM refuses --min-p with drafts"),
-        (["--engine", "vllm", "--logit-bias", "5=-1"], "vLLM refuses --logit-bias with drafts"),
-        (["--engine", "vllm", "--sampling", "model"], "has no --sampling model"),
-        (["--engine", "vllm", "--strategy", "parallel"], "vLLM verifies single branches"),
-        (["--engine", "vllm", "--explain", 1], "has no --explain"),
-        (["--engine", "sglang", "--repetition-penalty", 1.2], "SGLang does not keep to --repetition-penalty with drafts"),
-        (["--engine", "sglang", "--strategy", "single"], "SGLang is given one tree of all branches"),
-        (["--engine", "sglang", "--bad-words", "a"], "has no --bad-words"),
-    ],
-)
-def test_what_an_engine_does_not_have_is_one_error_at_the_start(options, saying, tmp_path, cli):
-    cli.fails(2, *asked("generate", tmp_path, *options), saying=[saying])
+@pytest.mark.parametrize(("command", "options", "saying"), [*ERRORS, *(("generate", *each) for each in OF_JOBS.items())])
+def test_what_an_engine_does_not_have_is_one_error_at_the_start(command, options, saying, tmp_path, cli):
+    cli.fails(2, *asked(command, tmp_path, *options.split()), saying=[saying])
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_rows_may_ask_for_what_has_no_effect_and_without_drafts_for_more():
+    FEATURES["vllm"].check(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
+    FEATURES["vllm"].check(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
+    FEATURES["sglang"].check(Sampling(temperature=1.0, logit_bias={5: 1.0}, repetition_penalty=1.0))
+    FEATURES["sglang"].check(Sampling(min_p=0.1, presence_penalty=1.0), drafts=False)
 
 
 @pytest.mark.parametrize("command", ["generate", "bench"])
@@ -91,13 +94,6 @@ def test_a_dry_run_names_rows_that_the_engine_cannot_answer(tmp_path, cli):
     assert "no_repeat_ngram_size is set, and vLLM has none" in found["problems"][0]["message"]
 
 
-def test_a_job_is_not_resumed_on_another_engine(tmp_path, cli):
-    source = write_jsonl(tmp_path / "in.jsonl", questions(2))
-    job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 4)
-    assert cli(*job, "--limit", 1).code == 0
-    cli.fails(2, *job, "--resume", "--engine", "vllm", saying=["--engine hf then, --engine vllm now"])
-
-
 def test_engine_arguments_are_json_or_text():
     items = ["max_model_len=512", "quantization=fp8", "enforce-eager=true", "x=False", 'speculative_config={"a": [1]}']
     found = {"max_model_len": 512, "quantization": "fp8", "enforce_eager": True, "x": False, "speculative_config": {"a": [1]}}
@@ -112,40 +108,16 @@ def test_arguments_of_vllm_are_those_of_the_job():
     found = settings.arguments(on_cpu=True)
     assert (found["model"], found["max_num_seqs"], found["dtype"], found["swap_space"]) == ("org/model", 16, "float32", 2)
     assert settings.arguments(on_cpu=False)["dtype"] == "auto"
-    assert found["speculative_config"] == {
-        "method": "custom_class",
-        "model": "lookahead.engines.vllm.Proposer",
-        "num_speculative_tokens": 6,
-        "enable_adaptive_verification": True,
-    }
-    drafting = found["additional_config"]["lookahead"]
-    assert drafting == {
-        "tries": [os.path.abspath("a.trie")],
-        "trie_weights": [2.0],
-        "price": 0.1,
-        "session_tokens": 4_000_000,
-        "adaptive": False,
-    }
+    speculative, drafting = found["speculative_config"], found["additional_config"]["lookahead"]
+    assert speculative.pop("model") == "lookahead.engines.vllm.Proposer"
+    assert speculative == {"method": "custom_class", "num_speculative_tokens": 6, "enable_adaptive_verification": True}
+    assert drafting.pop("tries") == [os.path.abspath("a.trie")]
+    assert drafting == {"trie_weights": [2.0], "price": 0.1, "session_tokens": 4_000_000, "adaptive": False}
     plain = VllmSettings(ModelOptions("org/model"), drafts=DraftOptions("off")).arguments(on_cpu=True)
     assert not {"speculative_config", "additional_config"} & plain.keys()
     for argument in ({"model": "other"}, {"speculative_config": {"method": "ngram"}}, {"max_num_seqs": 4}):
         with pytest.raises(UsageError, match="--engine-arg"):
             VllmSettings(ModelOptions("org/model"), engine_args=argument).arguments(on_cpu=True)
-
-
-def test_rows_that_ask_for_what_vllm_cannot_do_are_refused():
-    IN_VLLM.check(Sampling(temperature=1.0, typical_p=1.0, min_p=0.0, constraint=Constraint("regex", "a+")))
-    IN_VLLM.check(Sampling(min_p=0.1, logit_bias={5: 1.0}), drafts=False)
-    for sampling, name in (
-        (Sampling(typical_p=0.5), "typical_p"),
-        (Sampling(no_repeat_ngram_size=2), "no_repeat_ngram_size"),
-        (Sampling(bad_words_ids=[[5]]), "bad_words_ids"),
-        (Sampling(min_p=0.1), "min_p"),
-        (Sampling(logit_bias={5: 1.0}), "logit_bias"),
-        (Sampling(sampling="model"), "model"),
-    ):
-        with pytest.raises(UsageError, match=name):
-            IN_VLLM.check(sampling)
 
 
 # ---- in an environment that holds vLLM or SGLang, see tests/engines/test_vllm.py and test_sglang.py
@@ -214,9 +186,8 @@ def test_rows_are_those_of_our_own_engine(engine, tmp_path, cli):
     assert all(why in failed[name] for name, why in FAILED[engine].items())
     answers = found[:24]
     for one, other in zip(own, answers, strict=False):
-        assert [one[name] for name in ("id", "token_ids", "text", "finish_reason")] == [
-            other[name] for name in ("id", "token_ids", "text", "finish_reason")
-        ]
+        for name in ("id", "token_ids", "text", "finish_reason"):
+            assert one[name] == other[name]
         for mine, theirs in zip(one.get("logprobs", ()), other.get("logprobs", ()), strict=True):
             assert [each["id"] for each in mine["top"]] == [each["id"] for each in theirs["top"]]
             assert mine["logprob"] == pytest.approx(theirs["logprob"], abs=1e-3)

@@ -12,7 +12,6 @@ import pytest
 
 from lookahead.errors import UsageError
 from lookahead.job.fields import OWN, RowFields, keep_of, template_of
-from lookahead.job.inputs import count_rows
 from lookahead.job.params import Request
 from lookahead.job.rows import parse_row, read_requests
 from tests.support.cli import Cli, write_jsonl
@@ -164,17 +163,6 @@ def test_names_of_output_rows_cannot_be_kept(cli, tmp_path):
 
 
 # ---- forms of files
-def test_csv_and_arrays_give_the_rows_of_jsonl(cli, tmp_path):
-    rows = [{"id": "a", "prompt": 'one, "two"\nthree'}, {"id": "b", "prompt": PROMPTS[0]}]
-    lines = write_jsonl(tmp_path / "in.jsonl", rows)
-    (tmp_path / "in.csv").write_text('id,prompt\r\na,"one, ""two""\nthree"\r\nb,"' + PROMPTS[0] + '"\r\n', newline="")
-    (tmp_path / "in.tsv").write_text('id\tprompt\na\t"one, ""two""\nthree"\n\nb\t"' + PROMPTS[0] + '"\n')
-    (tmp_path / "in.json").write_text(json.dumps(rows, indent=2))
-    assert generate(cli, lines, tmp_path / "lines.out") == 0
-    for name in ("in.csv", "in.tsv", "in.json"):
-        assert count_rows([str(tmp_path / name)]) == 2
-        assert generate(cli, tmp_path / name, tmp_path / f"{name}.out") == 0
-        assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "lines.out")
 
 
 def test_first_rows_only_and_later_more_of_them(cli, tmp_path):

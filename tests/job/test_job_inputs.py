@@ -1,5 +1,6 @@
 """What a job reads and writes: formats, globs, stdin, shards, and every kind of row that is none."""
 
+import csv
 import gzip
 import io
 import json
@@ -15,7 +16,7 @@ import pytest
 
 from lookahead.corpus.read import json_rows
 from lookahead.errors import UsageError
-from lookahead.job.inputs import LONGEST_LINE, Shard
+from lookahead.job.inputs import LONGEST_LINE, Shard, count_rows
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, UNSTEADY, questions, rows_of, steady
 
@@ -34,30 +35,40 @@ def test_jsonl_its_compressed_forms_parquet_and_stdin_give_the_same_rows(cli, tm
         packed.write(text)
     columns = [{name: row.get(name) for name in ("id", "prompt", "messages", "params")} for row in rows]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "a.parquet")
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=2))
     assert generate(cli, tmp_path / "out.jsonl", "--input", source) == 0
     for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet"):
         shutil.copy(tmp_path / name, tmp_path / name.upper())
-    for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet", "A.JSONL.GZ", "A.JSONL.ZST", "A.PARQUET"):
+    for name in ("a.json", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "A.JSONL.GZ", "A.JSONL.ZST", "A.PARQUET"):
         assert generate(cli, tmp_path / f"{name}.out", "--input", tmp_path / name) == 0
         assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "out.jsonl")
+    for name, separator in (("a.csv", ","), ("a.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="") as file:
+            table = csv.DictWriter(file, ("id", "prompt"), delimiter=separator)
+            table.writeheader()
+            table.writerows(rows[:3])
+        assert count_rows([str(tmp_path / name)]) == 3
+        assert generate(cli, tmp_path / f"{name}.out", "--input", tmp_path / name) == 0
+        assert steady(tmp_path / f"{name}.out") == steady(tmp_path / "out.jsonl")[:3]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert generate(cli, tmp_path / "stdin.jsonl", "--input", "-") == 0
     assert steady(tmp_path / "stdin.jsonl") == steady(tmp_path / "out.jsonl")
 
 
-def test_job_on_stdin_goes_on_when_it_gets_the_same_rows_again(cli, tmp_path, monkeypatch):
+@pytest.mark.parametrize("of", ["stdin", "pipe"])
+def test_job_on_stdin_or_a_pipe_goes_on_when_it_gets_the_same_rows_again(cli, tmp_path, monkeypatch, piped, of):
     rows, out = list(questions(4)), tmp_path / "out.jsonl"
 
-    def piped(rows, *options):
+    def run(rows, *options):
         text = "".join(json.dumps(row) + "\n" for row in rows).encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-        return generate(cli, out, "--input", "-", *options)
+        return generate(cli, out, "--input", "-" if of == "stdin" else piped(rows), *options)
 
-    assert piped(rows) == 0
+    assert run(rows) == 0
     whole = steady(out)
     out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:2]))
-    assert piped([rows[1], rows[0], *rows[2:]], "--resume") == 1
-    assert piped(rows, "--resume") == 0
+    assert run([rows[1], rows[0], *rows[2:]], "--resume") == 1
+    assert run(rows, "--resume") == 0
     assert steady(out) == whole
 
 
@@ -93,7 +104,6 @@ def test_shards_together_are_the_whole(cli, tmp_path, order):
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2"])
 def test_shard_that_is_none_is_refused(text):
-    assert Shard.parse("") == Shard()
     with pytest.raises(UsageError, match="give I/N"):
         Shard.parse(text)
 
@@ -133,8 +143,17 @@ PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1, "repetition_penalty": 1e-300}, "no token can be drawn"),
     ({"temperature": 1, "frequency_penalty": -1e300}, "no token can be drawn"),
     ({"temperature": 1, "presence_penalty": 1e308}, "no token can be drawn"),
+    ({"logit_bias": {"5": float("nan")}}, "logit_bias"),
+    ({"stop_token_ids": [10**6]}, "outside the model's vocabulary"),
 ]
+TOO_MUCH: dict[str, Any] = {
+    "n": 100_000, "stop": ["x"] * 100_000, "stop_token_ids": [1] * 100_000, "bad_words_ids": [[1]] * 100_000,
+    "logit_bias": dict.fromkeys(map(str, range(100_000)), 1), "logprobs": 1000, "regex": "a" * 300_000,
+    "temperature": float("nan"), "top_p": float("inf"), "top_k": 10**30, "min_p": True, "seed": 1 << 64,
+}  # fmt: skip
+PARAMS += [({name: value}, name) for name, value in TOO_MUCH.items()]
 KINDS += [({"prompt": "a", "params": params}, problem) for params, problem in PARAMS]
+KINDS.append(({"id": "x" * 2000, "prompt": "a"}, '"id"'))
 
 
 def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_are_answered(cli, tmp_path):
@@ -152,6 +171,7 @@ def test_every_kind_of_bad_row_gets_an_error_row_with_its_line_and_the_others_ar
         assert (row["finish_reason"], row["error"]["type"], row["error"]["line"]) == ("error", "invalid_row", line)
         assert row["error"]["message"].startswith(f"line {line}: ")
         assert problem in row["error"]["message"]
+        assert len(row["error"]["message"]) < 300
 
 
 BAD_ELEMENTS = {  # of a JSON array
@@ -192,12 +212,8 @@ def test_unreadable_values_of_parquet_matter_only_where_the_column_is_needed(cli
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "note": unreadable(kind)}), source)
     assert generate(cli, out, "--input", source) == 0
     assert generate(cli, out, "--input", source, "--template", "{{ prompt }}", "--overwrite") == 0
-    for options in (
-        ["--keep-fields", "note"],
-        ["--keep-fields", "all"],
-        ["--prompt-field", "note"],
-        ["--template", "{{ note }}"],
-    ):
+    needs_it = ("--keep-fields", "note"), ("--keep-fields", "all"), ("--prompt-field", "note"), ("--template", "{{ note }}")
+    for options in needs_it:
         assert generate(cli, out, "--input", source, "--overwrite", *options) == 3
         assert all('"note" ' in row["error"]["message"] for row in rows_of(out))
         assert {row["error"]["type"] for row in rows_of(out)} == {"invalid_row"}
@@ -347,12 +363,3 @@ def test_pipe_of_a_corpus_or_of_logged_answers_is_json_lines(cli, tmp_path, pipe
     rows = [{"prompt_ids": [1, 2], "response_ids": [3, 4, 5]}] * 3
     assert cli("build-trie", piped(rows), "-o", tmp_path / "a.trie", "--vocab-size", 10).code == 0
     assert cli("replay", piped(rows), "--json").json["rows"] == 3
-
-
-def test_pipe_is_read_once_by_a_job_that_is_resumed(cli, tmp_path, piped):
-    out, whole = tmp_path / "out.jsonl", []
-    for options in ([], ["--resume"]):
-        assert generate(cli, out, "--input", piped(questions(4)), *options) == 0
-        whole.append(steady(out))
-        out.write_bytes(out.read_bytes().splitlines(keepends=True)[0])
-    assert whole[0] == whole[1]

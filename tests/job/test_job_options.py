@@ -12,7 +12,7 @@ from lookahead.budget.speedup import Speedup
 from lookahead.errors import UsageError
 from lookahead.job.progress import JobProgress, JobTotals, labels_of, metrics_text
 from lookahead_cli.job_schema import SCHEMA, job_schema
-from lookahead_cli.progress import duration, line
+from lookahead_cli.progress import line
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS, questions, rows_of
 
@@ -54,9 +54,8 @@ def test_printed_config_runs_the_same_job_again(cli, tmp_path):
 def test_texts_in_yaml_stay_as_they_are_written(cli, tmp_path):
     written = ["yes", "no", "on", "1.50", "012", "1_000", "0x1F", "1e3", "2001-01-01", "1:30", ".inf", "true"]
     config = tmp_path / "job.yaml"
-    config.write_text(
-        f"model: {MODEL}\nstop: [{', '.join(written)}, 'null', \"~\"]\nsystem: no\nchat: true\ntop-k:\nseed: 012\n"
-    )
+    stop = f"stop: [{', '.join(written)}, 'null', \"~\"]"
+    config.write_text(f"model: {MODEL}\n{stop}\nsystem: no\nchat: true\ntop-k:\nseed: 012\n")
     values = yaml.safe_load(cli("generate", "--config", config, "--print-config").out)
     assert values["stop"] == [*written, "null", "~"]
     assert (values["system"], values["chat"], values["top-k"], values["seed"]) == ("no", True, None, 12)
@@ -81,23 +80,12 @@ def test_what_is_no_value_in_yaml_is_a_usage_error_that_names_the_option(cli, tm
     cli.fails(2, "generate", "--config", tmp_path / "job.yaml", "--print-config", saying=[problem])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("build-trie", "x", "-o", "y.trie", "--min-count", 10**25),
-        ("prune-trie", "x", "-o", "y.trie", "--max-tokens", 10**25),
-        ("generate", "--limit", 10**25),
-        ("generate", "--seed", -(10**25)),
-        ("generate", "--bad-words-ids", "1" * 5000),
-        ("generate", "--logit-bias", "1" * 5000 + "=1"),
-    ],
-)
-def test_number_beyond_63_bits_is_a_usage_error_that_names_the_option(cli, options):
-    job = ("--model", "m", "--input", "x") if options[0] == "generate" else ()
-    cli.fails(2, *options, *job, saying=[options[-2]])
-
-
-def test_number_of_a_spec_beyond_63_bits_is_refused():
+def test_number_beyond_63_bits_is_a_usage_error_that_names_the_option(cli):
+    cli.fails(2, "build-trie", "x", "-o", "y.trie", "--min-count", 10**25, saying=["--min-count"])
+    cli.fails(2, "prune-trie", "x", "-o", "y.trie", "--max-tokens", 10**25, saying=["--max-tokens"])
+    many = "1" * 5000
+    for option, value in (("limit", 10**25), ("seed", -(10**25)), ("bad-words-ids", many), ("logit-bias", f"{many}=1")):
+        cli.fails(2, "generate", "--model", "m", "--input", "x", f"--{option}", value, saying=[f"--{option}"])
     for wrong in ({"limit": 10**25}, {"temperature": 10**400}, {"stop_token_ids": [10**25]}):
         with pytest.raises(UsageError, match="below 2"):
             JobSpec.of(model="m", input="x", **wrong)
@@ -105,15 +93,7 @@ def test_number_of_a_spec_beyond_63_bits_is_refused():
 
 def test_shipped_schema_is_that_of_the_options():
     """Else: python -m lookahead_cli.job_schema"""
-    schema = json.loads(SCHEMA.read_text("utf-8"))
-    assert schema == job_schema()
-    assert schema["properties"]["max-new-tokens"] == {
-        "type": "integer",
-        "description": "Maximum tokens per answer.",
-        "minimum": 1,
-        "default": 256,
-    }
-    assert schema["properties"]["trie"]["type"] == ["string", "number", "array", "null"]
+    assert json.loads(SCHEMA.read_text("utf-8")) == job_schema()
 
 
 def test_no_learn_drafts_nothing_from_earlier_answers(cli, tmp_path):
@@ -136,9 +116,8 @@ def test_metrics_file_is_in_the_prometheus_text_format(cli, tmp_path):
     assert all(SAMPLE.fullmatch(line) for line in lines if not line.startswith("#"))
     assert float(values["lookahead_rows_total"]) == float(values["lookahead_rows_expected"]) == 4
     assert float(values["lookahead_rows_failed_total"]) == 1
-    assert float(values["lookahead_completion_tokens_total"]) == sum(
-        row.get("completion_tokens", 0) for row in rows_of(tmp_path / "out.jsonl")
-    )
+    tokens = sum(row.get("completion_tokens", 0) for row in rows_of(tmp_path / "out.jsonl"))
+    assert float(values["lookahead_completion_tokens_total"]) == tokens
     assert float(values["lookahead_loading_seconds"]) > 0
     assert float(values["lookahead_edl"]) >= 1
     helped = [line.split()[2] for line in lines if line.startswith("# HELP")]
@@ -158,16 +137,6 @@ def test_log_line_says_how_far_the_job_is_how_fast_and_how_long_it_takes(capsys,
     assert said == "20 of 1,000 rows, 10 tokens/s, EDL 2.00, 1.5x plain, 1 failed, 16 min 20 s left"
 
 
-def test_progress_acts_when_its_time_has_come_and_not_before():
-    progress, done = JobProgress(JobTotals(), lambda: None, lambda: None), []
-    progress.every(1000, lambda: done.append("late"))
-    progress.every(0, lambda: done.append("now"))
-    progress()
-    progress()
-    assert done == ["now", "now"]
-    assert progress.seconds_left is None
-
-
 def test_summary_of_a_job_is_a_table_on_stderr(cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl", "--max-new-tokens", 20)
@@ -179,14 +148,7 @@ def test_summary_of_a_job_is_a_table_on_stderr(cli, tmp_path):
     assert cli(*job, "--overwrite", "--quiet").err == ""
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(2.54, "2.5 s"), (65, "1 min 5 s"), (3725, "1 h 2 min")])
-def test_durations_are_told_in_fitting_units(seconds, text):
-    assert duration(seconds) == text
-
-
 # ---- metrics
-
-
 SAMPLE = re.compile(r'lookahead_[a-z_]+\{[a-z_]+="(?:[^"\\\n]|\\["\\n])*"(?:,[a-z_]+="(?:[^"\\\n]|\\["\\n])*")*\} -?[0-9.e+-]+')
 
 
@@ -210,7 +172,9 @@ def test_two_jobs_in_one_folder_have_no_sample_in_common(cli, tmp_path):
     assert found[1] == found[3]  # help and types are the same in both
 
 
-def test_labels_are_checked_and_those_given_win():
+def test_labels_are_checked_and_those_given_win(cli, tmp_path):
+    job = ("generate", "--model", MODEL, "--input", "in.jsonl", "-o", tmp_path / "out.jsonl")
+    cli.fails(2, *job, "--metrics-label", "a=b", saying=["--metrics-label", "--metrics FILE"])
     assert labels_of(["job=nightly", "a=b=c"], "out", "m") == {"job": "nightly", "model": "m", "a": "b=c"}
     for pairs in (["a"], ["=b"], ["1a=b"], ["__a=b"], ["a-b=c"], ["ä=b"], ["a\n=b"], ["source=x"], ["a=1", "a=2"]):
         with pytest.raises(UsageError, match="--metrics-label"):
@@ -224,8 +188,3 @@ def test_any_text_can_be_a_label():
     assert text.encode()
     assert all(SAMPLE.fullmatch(line) for line in samples(text))
     assert sum(r'source="trie:\"?\\\n"' in line for line in samples(text)) == 1
-
-
-def test_labels_without_metrics_are_refused(cli, tmp_path):
-    job = ("generate", "--model", MODEL, "--input", "in.jsonl", "-o", tmp_path / "out.jsonl")
-    cli.fails(2, *job, "--metrics-label", "a=b", saying=["--metrics-label", "--metrics FILE"])

@@ -1,6 +1,5 @@
 """A job is a value: its options, what they declare, and the front door that runs it from Python as from the command."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +10,8 @@ import pytest
 
 from lookahead import JobEvents, JobReport, JobSpec, run_job
 from lookahead.errors import UsageError
-from lookahead.job.manifest import answering
 from lookahead.job.progress import JobProgress
 from lookahead.job.record import CLOCKED
-from lookahead.job.spec import OPTIONS, PANELS
-from lookahead.options import OptionGroup, declared, kinds
-from lookahead_cli.app import program
-from lookahead_cli.job_schema import job_schema
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, questions, rows_of, steady
 
@@ -28,47 +22,7 @@ def spec_of(folder: Path, **options: Any) -> JobSpec:
     return JobSpec.of(**{"model": MODEL, "input": source, "out": folder / "out.jsonl", "max_new_tokens": 12, **options})
 
 
-def another(name: str) -> Any:
-    """A value of an option that is not its default."""
-    each = OPTIONS[name]
-    members = [kind for kind in kinds(PANELS[each.group][1])[name] if kind is not type(None)]
-    if tuple in members:
-        return [7] if int in members else ["x=1"]
-    if bool in members:
-        return not each.field.default
-    if name in ("sampling", "order"):
-        return {"sampling": "model", "order": "completion"}[name]
-    if float in members:
-        return 0.5
-    return "xpu" if name == "device" else "something" if str in members else 1 + (each.field.default or 0)
-
-
 # ---- declarations ----
-def test_a_field_that_is_no_option_is_refused():
-    @dataclasses.dataclass(frozen=True)
-    class Undeclared(OptionGroup):
-        colour: str = "red"
-
-    (field,) = dataclasses.fields(Undeclared)
-    with pytest.raises(TypeError, match=r"colour: declare it with option\(...\)"):
-        declared(field)
-    assert all(isinstance(kind.CHANGES_ANSWERS, bool) for _, kind in PANELS.values())
-
-
-def test_panels_of_help_keys_of_the_schema_and_options_of_a_job_are_the_same():
-    parameters = {each.name: each for each in program().commands["generate"].params}
-    assert parameters.keys() - OPTIONS.keys() == {"config", "print_config"}
-    assert OPTIONS.keys() <= parameters.keys()
-    for name, each in OPTIONS.items():
-        assert parameters[name].rich_help_panel == each.about.panel
-    assert [key.replace("-", "_") for key in job_schema()["properties"]] == list(OPTIONS) == list(JobSpec().options())
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_what_two_runs_of_a_job_must_agree_in_follows_from_the_declarations(name):
-    before, after = answering(JobSpec()), answering(JobSpec.of(**{name: another(name)}))
-    assert (before != after) == OPTIONS[name].about.changes_answers
-    assert name in after or not OPTIONS[name].about.changes_answers
 
 
 # ---- values ----

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lookahead.errors import LookaheadError
@@ -11,8 +10,8 @@ from lookahead.job.journal import Done, FinishedRow, Journal
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest
 from lookahead.job.progress import JobTotals
-from lookahead.job.run import copies_in, save_learned
-from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.job.run import save_learned
+from lookahead.token_documents import TokenizerIdentity
 from lookahead.trie import build as trie_build
 from lookahead.trie.file import Trie
 from tests.support.tries import build_ids
@@ -117,14 +116,3 @@ def test_trie_that_cannot_be_written_keeps_the_answers_for_the_next_run(job, mon
         assert json.loads(job.files.manifest.read_text())["state"] == "failed"
     job()
     assert held(job.trie) == sorted(ANSWERS)
-
-
-def test_copies_are_segments_that_end_in_the_documents(tmp_path):
-    def documents():
-        return [TokenDocument(np.array(ids, np.int32), "x") for ids in [*ANSWERS, []]]
-
-    path = tmp_path / "a.trie"
-    assert copies_in(str(path), documents) == 0
-    for ids, copies in (([[1], *ANSWERS], 1), ([*ANSWERS, [1]], 0), (ANSWERS[1:], 0), ([[1, 2, 3, 4], [5, 6]], 0)):
-        build_ids(path, ids)
-        assert copies_in(str(path), documents) == copies

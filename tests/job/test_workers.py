@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -254,8 +255,6 @@ def test_stopped_job_of_workers_says_how_to_go_on(tmp_path, number):
 
 
 def test_workers_are_refused_where_they_make_no_sense(cli, tmp_path, monkeypatch):
-    import sys
-
     source = write_jsonl(tmp_path / "in.jsonl", questions(2))
     job = ("generate", "--model", MODEL, "--input", source, "-o", tmp_path / "out.jsonl")
     cli.fails(2, *job, "--workers", 2, "--explain", 1, saying=["--explain", "--workers"])
