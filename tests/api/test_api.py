@@ -22,7 +22,7 @@ from lookahead.decode.sampling import Sampling
 from lookahead.errors import TokenizerMismatchError, UsageError
 from lookahead.models.load import load_model
 from lookahead.tokenizer import identity, load_tokenizer
-from tests.support.cli import Cli, write_jsonl
+from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
 
 FIXED = DraftOptions(decoding_length=16, adaptive=False)  # the same drafts in every run, whatever forwards cost
@@ -84,10 +84,10 @@ def test_answers_are_those_of_the_models_own_generate_in_the_order_of_the_prompt
 
 
 @pytest.mark.deep
-def test_samples_are_those_of_a_job_on_a_file_of_the_same_prompts(target, tokenizer, capsys, tmp_path):
+def test_samples_are_those_of_a_job_on_a_file_of_the_same_prompts(target, tokenizer, cli, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": prompt} for prompt in PROMPTS[:3]])
     job = ("--max-new-tokens", 40, "--temperature", 3.0, "--seed", 5, "--token-ids")
-    rows = [json.loads(line) for line in Cli(capsys)("generate", "--model", MODEL, "--input", source, *job).out.splitlines()]
+    rows = [json.loads(line) for line in cli("generate", "--model", MODEL, "--input", source, *job).out.splitlines()]
     expected = [(row["text"], row["token_ids"], row["finish_reason"]) for row in rows]
     params = dataclasses.replace(WILD, seed=5)
     for engine in engines(target, tokenizer):

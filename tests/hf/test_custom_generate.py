@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessor, StoppingCriteria, StopStringCriteria, TextIteratorStreamer, WatermarkingConfig
+from transformers import LogitsProcessor, StopStringCriteria, TextIteratorStreamer, WatermarkingConfig
 from transformers.generation.streamers import BaseStreamer
 
 from lookahead import hf
@@ -114,24 +114,9 @@ class Counting(LogitsProcessor):
         return scores + favour
 
 
-class EndsAt(StoppingCriteria):
+def ends_at(*tokens):
     """A criterion of the user's: ends a row with one of these tokens."""
-
-    def __init__(self, *tokens):
-        self.tokens = tokens
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.isin(input_ids[:, -1], torch.tensor(self.tokens, device=input_ids.device))
-
-
-class Sure(StoppingCriteria):
-    """Ends a row when its best scores add up to a bound: looks at the scores of all steps."""
-
-    def __init__(self, bound):
-        self.bound = bound
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return sum(at.amax(-1) for at in scores) > self.bound
+    return lambda input_ids, scores, **_: torch.isin(input_ids[:, -1], torch.tensor(tokens, device=input_ids.device))
 
 
 class Recording(BaseStreamer):
@@ -273,7 +258,7 @@ def test_without_end_tokens_ended_rows_go_on_until_all_have_ended(llama, with_sc
     llama = copy.deepcopy(llama)
     llama.generation_config.eos_token_id = None
     tokens = ends(llama, at=(3, 8, 5, 10))
-    wishes = {"stopping_criteria": [EndsAt(*tokens)], "do_sample": sampled, "max_new_tokens": 40}
+    wishes = {"stopping_criteria": [ends_at(*tokens)], "do_sample": sampled, "max_new_tokens": 40}
     wishes |= ALL if with_scores else {}
     plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), pad_token_id=None, **wishes)
     assert_equal(plain, ours)
@@ -283,9 +268,12 @@ def test_without_end_tokens_ended_rows_go_on_until_all_have_ended(llama, with_sc
 
 
 def test_criteria_may_look_at_scores(llama):
+    def is_sure(input_ids, scores, **_):
+        return sum(at.amax(-1) for at in scores) > bound - 0.1
+
     whole, _ = both(llama, PROMPTS, guessing(llama, PROMPTS), **ALL)
     bound = float(sum(at.amax(-1) for at in whole.scores).min())  # the least sure row gets there last
-    plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), stopping_criteria=[Sure(bound - 0.1)], **ALL)
+    plain, ours = both(llama, PROMPTS, guessing(llama, PROMPTS), stopping_criteria=[is_sure], **ALL)
     assert_equal(plain, ours)
     assert (plain.sequences[:, -NEW_TOKENS:] == 0).any()
 
@@ -350,7 +338,7 @@ def test_streamer_gets_prompt_and_tokens_in_the_order_and_shape_of_generate(tiny
     model = copy.deepcopy(tiny_model(architecture, device))
     model.generation_config.eos_token_id = None
     tokens, streamed = ends(model), []
-    wishes = {"eos_token_id": tokens} if ended_by == "tokens" else {"stopping_criteria": [EndsAt(*tokens)]}
+    wishes = {"eos_token_id": tokens} if ended_by == "tokens" else {"stopping_criteria": [ends_at(*tokens)]}
     for own in ({}, {**OURS, "drafter": guessing(model, PROMPTS)}):
         streamer = Recording()
         asked = {"streamer": streamer, "max_new_tokens": NEW_TOKENS, "pad_token_id": 0, **own, **wishes}
