@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from lookahead.bench.compare import Comparison
 from lookahead.bench.lossless import SHOWN, lossless
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
@@ -183,11 +182,6 @@ def test_output_of_an_exact_model_that_differs_is_no_near_tie(half, answers_of_h
     assert (strictly.near_tie, strictly.different) == (0, found.near_tie)
 
 
-def test_exactness_that_cannot_be_had_is_an_error(cli):
-    asked = ("bench", "--model", MODEL, "--input", PROMPTS, "--rows", 1, "--exact", "--attn", "eager")
-    cli.fails(1, *asked, saying=["--exact: scores are not the same bits in every forward", "fixed order"])
-
-
 def answers(target: TargetModel, prompts: list[list[int]], options: DraftOptions, batch_size: int) -> list[list[int]]:
     engine = DecodingEngine(target, Drafter((), options), batch_size)
     generations = [engine.request(prompt, 40) for prompt in prompts]
@@ -256,20 +250,15 @@ def test_random_model_is_the_same_each_time_and_leaves_the_random_stream_alone(s
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("architecture", ["gpt_neo", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "gpt2"])
 @pytest.mark.parametrize("batch_size", [3, *deep([1])])
-def test_answers_are_forced_on_models_of_other_modes(tiny_model, architecture, batch_size):
-    found = forced(probed(tiny_model(architecture)), batch_size)
-    assert found.runs[1].steps < found.runs[0].steps
-
-
-def forced(target: TargetModel, batch_size: int) -> Comparison:
-    prompts = prompts_of(6)
-    logged = [[*prompt, *prompt, *prompt][:12] for prompt in prompts]
-    found = compared_on(target, prompts, OPTIONS, batch_size=batch_size, answers=logged)
+def test_answers_are_forced_row_by_row_on_models_of_all_modes(tiny_model, architecture, batch_size):
+    prompts = prompts_of(7)
+    logged = [[*prompt, 2, *prompt, *prompt][: 6 + number] for number, prompt in enumerate(prompts)]  # of several lengths
+    found = compared_on(probed(tiny_model(architecture)), prompts, OPTIONS, batch_size=batch_size, answers=logged)
     assert all(run.outputs == logged for run in found.runs)
     assert found.lossless is None
-    return found
+    assert found.runs[1].steps < found.runs[0].steps
 
 
 @pytest.mark.deep
@@ -285,14 +274,6 @@ def test_peers_forced_to_say_what_they_would_say_do_what_they_would_do(tiny_mode
     lookup = again.runs[-1]
     assert lookup.name == "HF prompt lookup"
     assert 0 < lookup.draft_tokens_wasted < lookup.counts.draft_tokens  # it is not told what is right
-
-
-def test_generate_is_forced_row_by_row_in_a_batch(half):
-    target, prompts = half("llama"), prompts_of(7)
-    logged = [[*prompt, 2, *prompt][: 3 + number] for number, prompt in enumerate(prompts)]  # of several lengths
-    found = compared_on(target, prompts, OPTIONS, batch_size=3, answers=logged)
-    assert [run.name for run in found.runs] == ["plain", "hierarchical 8", "model.generate"]
-    assert all(run.outputs == logged for run in found.runs)
 
 
 def test_forced_replay_refuses_what_does_not_fit(cli, pairs, shape, tmp_path):

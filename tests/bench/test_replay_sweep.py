@@ -4,9 +4,6 @@ from typing import Any
 
 import pytest
 
-from lookahead.bench.logged import Workload, replay_workloads
-from lookahead.bench.plot import Grid, grids
-from lookahead.draft.options import DraftOptions
 from tests.support.cli import write_jsonl
 
 ROWS = [{"prompt_ids": [1, 2, 3, n], "response_ids": [n, 1, 2, 3, 4, 5, 6, n, 7, 8, 9]} for n in range(20, 30)]
@@ -44,21 +41,6 @@ def test_tables_have_both_axes_and_the_figure_is_drawn(cli, pairs, tmp_path):
     assert f"highest EDL {max(edl.values()):.2f}" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert '"branch_length": 8' in saved.read_text()
-
-
-def test_grid_repeats_what_does_not_differ_and_keeps_workloads_starts_and_strategies_apart():
-    logged = [(row["prompt_ids"], row["response_ids"]) for row in ROWS]
-    options = [DraftOptions("hierarchical", n, b) for n, b in ((4, 2), (4, 4), (8, 2), (8, 4))]
-    two = [Workload(name, logged, []) for name in ("a", "b")]
-    found = grids(replay_workloads(two, [(None, option) for option in options]))
-    assert [(grid.workload, grid.strategy, grid.start) for grid in found] == [(n, "hierarchical", "cold") for n in ("a", "b")]
-    grid = found[0]
-    assert (grid.lengths, grid.branches) == ([4, 8], [2, 4])
-    assert grid.at(8, 64) is grid.at(8, 4)
-    assert not grid.measured(8, 64)
-    assert isinstance(grid.best, type(grid.at(4, 2)))
-    one = Grid("a", "hierarchical", "cold", {(2, 4): grid.at(4, 2)})
-    assert one.at(2, 64) is one.best
 
 
 def test_what_a_sweep_cannot_do_is_refused(cli, pairs, tmp_path):

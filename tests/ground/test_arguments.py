@@ -25,30 +25,16 @@ from lookahead.decode.sampling import Sampling
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import UsageError
 from lookahead.job.setup import EngineSettings
-from lookahead.models.load import load_model
 from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
-from lookahead.tokenizer import load_tokenizer
-from tests.support.jobs import MODEL, PROMPTS
+from tests.support.jobs import MODEL
 
 WHOSE = TokenizerIdentity(10)
 
 
 @pytest.fixture(scope="module")
 def engine():
-    return LookaheadEngine(load_model(str(MODEL), device="cpu"), load_tokenizer(str(MODEL)), drafts=DraftOptions("off"))
-
-
-# ---- one is one
-def test_stop_text_given_as_one_text_stops_there_and_not_at_its_letters(engine):
-    one, several, none = engine.generate(
-        [PROMPTS[0]] * 3, [GenerationParams(max_new_tokens=60, stop=stop) for stop in ("<<", ["<<"], ())]
-    )
-    assert one.token_ids == several.token_ids
-    assert one.finish_reason == "stop"
-    assert one.text is not None
-    assert one.text.endswith("<<")
-    assert none.token_ids[: len(one.token_ids)] == one.token_ids
+    return LookaheadEngine(str(MODEL), device="cpu", drafts=DraftOptions("off"))
 
 
 def test_fields_of_sampling_take_one_or_several():
@@ -106,22 +92,22 @@ def test_documents_that_are_none_are_refused(tmp_path):
 
 
 # ---- what one request may ask
+TOO_MUCH = [
+    {"stop": ["x"] * (limits.STOPS + 1)},
+    {"stop": "x" * (limits.STOP_LENGTH + 1)},
+    {"stop_token_ids": [1] * (limits.STOP_IDS + 1)},
+    {"bad_words_ids": [[1]] * (limits.BAD_WORDS + 1)},
+    {"bad_words_ids": [[1] * (limits.BAD_WORD_LENGTH + 1)]},
+    {"logit_bias": dict.fromkeys(range(limits.BIASES + 1), 1.0)},
+    {"constraint": Constraint.of("regex", "a" * (limits.CONSTRAINT_LENGTH + 1))},
+    {"logprobs": limits.LOGPROBS + 1},
+]
 
 
-TOO_MUCH = {
-    "stop": ["x"] * (limits.STOPS + 1),
-    "stop_token_ids": [1] * (limits.STOP_IDS + 1),
-    "bad_words_ids": [[1]] * (limits.BAD_WORDS + 1),
-    "logit_bias": dict.fromkeys(range(limits.BIASES + 1), 1.0),
-    "constraint": Constraint.of("regex", "a" * (limits.CONSTRAINT_LENGTH + 1)),
-    "logprobs": limits.LOGPROBS + 1,
-}
-
-
-@pytest.mark.parametrize("name", TOO_MUCH)
-def test_more_than_one_request_may_ask_is_refused(name):
-    with pytest.raises(UsageError, match="at most"):
-        GenerationParams(**{name: TOO_MUCH[name]})
+@pytest.mark.parametrize("wish", TOO_MUCH, ids=lambda wish: str(wish)[:20])
+def test_more_than_one_request_may_ask_is_refused(wish):
+    with pytest.raises(UsageError, match=r"at most|(128|64) are allowed"):
+        GenerationParams(**wish)
 
 
 def test_as_much_as_one_request_may_ask_is_taken():
@@ -132,10 +118,6 @@ def test_as_much_as_one_request_may_ask_is_taken():
         logit_bias=dict.fromkeys(range(limits.BIASES), 1.0),
         logprobs=limits.LOGPROBS,
     )
-    with pytest.raises(UsageError, match="128 are allowed"):
-        Sampling(stop="x" * (limits.STOP_LENGTH + 1))
-    with pytest.raises(UsageError, match="64 are allowed"):
-        Sampling(bad_words_ids=[[1] * (limits.BAD_WORD_LENGTH + 1)])
 
 
 NO_NUMBERS = [math.nan, math.inf, -math.inf, True, "1", None, 10**400]

@@ -13,6 +13,7 @@ import pytest
 
 from lookahead.errors import LookaheadError
 from lookahead.files.atomic import locked, remove, replacing, scratch_sibling
+from tests.support.processes import Program
 
 pytest.importorskip("fcntl")  # without locks nothing is taken for left behind
 
@@ -51,42 +52,46 @@ def killed_while(script, path):
     return sorted(p.name for p in path.parent.iterdir())
 
 
-def test_finished_write_replaces_the_old_file_only_at_its_end(tmp_path):
+@pytest.fixture
+def kept(tmp_path):
     path = tmp_path / "kept.txt"
     path.write_text("old")
-    with replacing(path, "w") as file:
+    return path
+
+
+def assert_alone(path, text):
+    """Nothing else is in its folder."""
+    assert path.read_text() == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_finished_write_replaces_the_old_file_only_at_its_end(kept):
+    with replacing(kept, "w") as file:
         file.write("new")
         file.flush()
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
+        assert kept.read_text() == "old"
+    assert_alone(kept, "new")
+    new, plain = kept.with_name("new.txt"), kept.with_name("plain.txt")
+    write(new)
+    plain.write_text("")
+    assert new.stat().st_mode == plain.stat().st_mode
 
 
 @pytest.mark.parametrize("where", ["while it is written", "in the check at the end"])
-def test_interrupted_write_leaves_the_old_file_and_no_temporary_one(tmp_path, where):
-    path = tmp_path / "kept.txt"
-    path.write_text("old")
-
+def test_interrupted_write_leaves_the_old_file_and_no_temporary_one(kept, where):
     def interrupt():
-        assert path.read_text() == "old"
+        assert kept.read_text() == "old"
         raise KeyboardInterrupt
 
     def interrupted():
-        with replacing(path, "w", check=interrupt if where == "in the check at the end" else lambda: None) as file:
+        with replacing(kept, "w", check=interrupt if where == "in the check at the end" else lambda: None) as file:
             file.write("new")
             if where == "while it is written":
                 interrupt()
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_new_file_has_the_rights_of_any_new_file(tmp_path):
-    (tmp_path / "plain.txt").write_text("")
-    write(tmp_path / "new.txt")
-    assert (tmp_path / "new.txt").stat().st_mode == (tmp_path / "plain.txt").stat().st_mode
+    assert_alone(kept, "old")
 
 
 @pytest.mark.parametrize("script", [WRITING, WRITING_SCRATCH, FROM_SCRATCH], ids=["writing", "scratch", "both"])
@@ -96,20 +101,18 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write_to_that_name(tm
     path.write_text("old")
     assert len(killed_while(script, path)) > 1
     assert path.read_text() == "old"
-    write(tmp_path / "other.txt")
-    write(tmp_path / "kept.txt.txt")
-    left = {p.name for p in tmp_path.iterdir()} - {name, "other.txt", "kept.txt.txt"}
-    assert left  # writes to other names touch nothing
+    others = ["other.txt", "kept.txt.txt"]
+    for other in others:
+        write(tmp_path / other)
+    assert {p.name for p in tmp_path.iterdir()} - {name, *others}  # writes to other names touch nothing
     write(path)
     assert path.read_text() == "new"
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "other.txt", "kept.txt.txt"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, *others])
 
 
 def test_temporary_of_a_process_that_still_writes_is_not_removed(tmp_path):
     path = tmp_path / "kept.txt"
-    with subprocess.Popen(
-        [sys.executable, "-c", ALIVE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    with Program(ALIVE, path) as other:
         assert other.stdout.readline() == "writing\n"
         before = {p.name for p in tmp_path.iterdir()}
         write(path, "ours")
@@ -119,8 +122,7 @@ def test_temporary_of_a_process_that_still_writes_is_not_removed(tmp_path):
         assert path.read_text() == "ours"
         other.communicate("go on\n")
         assert other.returncode == 0
-    assert path.read_text() == "theirs"
-    assert list(tmp_path.iterdir()) == [path]
+    assert_alone(path, "theirs")
 
 
 def test_files_of_others_that_look_alike_are_left(tmp_path):
@@ -173,29 +175,20 @@ def fails(monkeypatch, name, error=errno.EIO, times=1, done=False):
     return calls
 
 
-@pytest.fixture
-def kept(tmp_path):
-    path = tmp_path / "kept.txt"
-    path.write_text("old")
-    return path
-
-
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["fsync", "replace", "dup"])
 def test_call_that_fails_keeps_the_old_file_and_says_so(kept, monkeypatch, call, error):
     fails(monkeypatch, call, error)
     with pytest.raises(LookaheadError, match=rf"^{kept}: write failed [(].*[)]\. The old file is unchanged\.$"):
         write(kept)
-    assert kept.read_text() == "old"
-    assert list(kept.parent.iterdir()) == [kept]
+    assert_alone(kept, "old")
 
 
 def test_rename_that_fails_though_it_was_done_does_not_claim_the_old_file(kept, monkeypatch):
     fails(monkeypatch, "replace", done=True)
     with pytest.raises(LookaheadError, match="The new file is there all the same, whole"):
         write(kept)
-    assert kept.read_text() == "new"
-    assert list(kept.parent.iterdir()) == [kept]
+    assert_alone(kept, "new")
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EINVAL])
@@ -223,7 +216,7 @@ def test_cleaning_up_that_fails_does_not_hide_what_went_wrong(kept, monkeypatch)
     assert kept.read_text() == "old"
     assert len(list(kept.parent.iterdir())) == 2
     write(kept)  # removes what was left
-    assert list(kept.parent.iterdir()) == [kept]
+    assert_alone(kept, "new")
 
 
 def test_error_about_another_file_names_it(kept):
@@ -241,8 +234,11 @@ def test_interrupted_call_is_made_again(kept, monkeypatch, call):
     calls = fails(monkeypatch, call, errno.EINTR)
     write(kept)
     assert len(calls) > 1
-    assert kept.read_text() == "new"
-    assert list(kept.parent.iterdir()) == [kept]
+    assert_alone(kept, "new")
+    fails(monkeypatch, "unlink", errno.EINTR)
+    remove(kept)
+    remove(kept)  # is removed already
+    assert not kept.exists()
 
 
 # ---- a file that two processes write
@@ -256,8 +252,7 @@ def test_new_file_of_another_process_is_not_replaced_where_it_must_be_new(tmp_pa
 
     with pytest.raises(FileExistsError):
         second()
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]
+    assert_alone(path, "first")
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -266,8 +261,7 @@ def test_new_file_takes_its_name_where_no_other_has_it(tmp_path, monkeypatch, li
         fails(monkeypatch, "link", errno.EPERM)
     with replacing(tmp_path / "first.txt", "w", new=True) as file:
         file.write("first")
-    assert (tmp_path / "first.txt").read_text() == "first"
-    assert [p.name for p in tmp_path.iterdir()] == ["first.txt"]
+    assert_alone(tmp_path / "first.txt", "first")
 
 
 HOLDING = """
@@ -284,9 +278,7 @@ with locked(path):
 
 def test_lock_waits_for_another_process_and_then_holds_the_file_that_it_has_put_there(kept):
     notices = []
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDING, kept], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    with Program(HOLDING, kept) as other:
         assert other.stdout.readline() == "locked\n"
 
         def waiting(text):
@@ -296,8 +288,8 @@ def test_lock_waits_for_another_process_and_then_holds_the_file_that_it_has_put_
 
         with locked(kept, waiting):
             assert kept.read_text() == "theirs"
-    assert len(notices) == 1
-    assert str(kept) in notices[0]
+    (notice,) = notices
+    assert str(kept) in notice
 
 
 def test_lock_of_a_missing_file_or_on_a_system_without_locks_does_nothing(tmp_path, kept, monkeypatch):
@@ -312,11 +304,3 @@ def test_lock_of_a_missing_file_or_on_a_system_without_locks_does_nothing(tmp_pa
     with locked(kept):
         write(kept)
     assert kept.read_text() == "new"
-
-
-def test_removal_that_is_interrupted_is_made_again_and_a_missing_file_is_removed_already(kept, monkeypatch):
-    calls = fails(monkeypatch, "unlink", errno.EINTR)
-    remove(kept)
-    remove(kept)
-    assert len(calls) == 3
-    assert not kept.exists()

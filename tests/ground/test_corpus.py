@@ -54,24 +54,31 @@ def rows_read(tmp_path, tokenizer, *rows, **options):
     return texts(documents, tokenizer), report
 
 
+PACKED = [("gz", gzip.compress), ("zst", zstd)]
+JSON_LINES = json_lines(*ROWS)
+TEXT = "the cat\nsat ä\n".encode()
+OF_ROWS, OF_TEXT = ["the cat sat on the mat<eos>", "the dog<eos>"], ["the cat\nsat ä\n"]  # text does not end as an answer does
+
+
 @pytest.mark.parametrize(
-    ("name", "pack"),
-    [*((f"c.{ending}", bytes) for ending in ("jsonl", "json", "ndjson")), ("c.jsonl.gz", gzip.compress), ("c.jsonl.zst", zstd)],
+    ("name", "data", "expected"),
+    [
+        *((f"c.{ending}", JSON_LINES, OF_ROWS) for ending in ("jsonl", "json", "ndjson")),
+        *((f"c.jsonl.{ending}", pack(JSON_LINES), OF_ROWS) for ending, pack in PACKED),
+        *((f"two.jsonl.{ending}", b"".join(pack(json_lines(row)) for row in ROWS), OF_ROWS) for ending, pack in PACKED),
+        ("-", JSON_LINES, OF_ROWS),
+        ("c.txt", TEXT, OF_TEXT),
+        *((f"c.txt.{ending}", pack(TEXT), OF_TEXT) for ending, pack in PACKED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_json_lines_are_read_whatever_they_are_packed_in(tmp_path, tokenizer, name, pack):
-    path = written(tmp_path, pack(json_lines(*ROWS)), name)
-    documents, report = read(path, tokenizer)
-    assert texts(documents, tokenizer) == ["the cat sat on the mat<eos>", "the dog<eos>"]
-    assert [d.source for d in documents] == [name, name]
-    assert (report.rows, report.bad, report.problems) == (2, 0, [])
-
-
-@pytest.mark.parametrize(("name", "pack"), [("c.txt", bytes), ("c.txt.gz", gzip.compress), ("c.txt.zst", zstd)])
-def test_text_file_is_one_document_that_does_not_end_as_an_answer_does(tmp_path, tokenizer, name, pack):
-    path = written(tmp_path, pack(b"the cat\nsat \xc3\xa4\n"), name)
-    documents, report = read(path, tokenizer)
-    assert texts(documents, tokenizer) == ["the cat\nsat ä\n"]
-    assert report.rows == 1
+def test_rows_and_text_are_read_whatever_they_are_packed_in(tmp_path, tokenizer, monkeypatch, name, data, expected):
+    if name == "-":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    documents, report = read(name if name == "-" else written(tmp_path, data, name), tokenizer)
+    assert texts(documents, tokenizer) == expected
+    assert {d.source for d in documents} == {"stdin" if name == "-" else name}
+    assert (report.rows, report.bad, report.problems) == (len(expected), 0, [])
 
 
 def test_very_large_text_file_is_cut_at_line_ends(tmp_path):
@@ -88,33 +95,18 @@ def test_very_large_text_file_is_cut_at_line_ends(tmp_path):
     assert b"".join(bytes(ids) for ids in ids_of(documents)) == path.read_bytes()
 
 
-def test_rows_of_all_frames_of_a_packed_file_are_read(tmp_path):
-    for name, pack in (("two.jsonl.zst", zstd), ("two.jsonl.gz", gzip.compress)):
-        (tmp_path / name).write_bytes(pack(json_lines({"ids": [1]})) + pack(json_lines({"ids": [2]})))
-        documents, _ = read(tmp_path / name)
-        assert ids_of(documents) == [[1], [2]]
-
-
-def test_parquet_rows_are_read_with_their_numbers(tmp_path, tokenizer):
-    path = tmp_path / "c.parquet"
-    table = pyarrow.table({"text": ["the cat", None, "the dog"], "n": [1, 2, 3]})
-    pyarrow.parquet.write_table(table, path)
+def test_parquet_rows_are_read_with_their_numbers_and_only_columns_that_are_needed(tmp_path, tokenizer):
+    path, years = tmp_path / "c.parquet", pyarrow.array([1 << 40] * 3, pyarrow.timestamp("s"))  # that Python cannot hold
+    table = pyarrow.table({"text": ["the cat", None, "the dog"], "n": [1, 2, 3], "at": years, "body": ["on", "on", "on"]})
+    pyarrow.parquet.write_table(table.drop_columns("at"), path)
     documents, report = read(path, tokenizer)
     assert texts(documents, tokenizer) == ["the cat<eos>", "the dog<eos>"]
-    assert report.problems == [f'{path}:2: no "text" field (found: n, text). Use --text-field NAME.']
-
-
-def test_parquet_column_of_ids_needs_no_tokenizer_and_its_documents_may_have_another_source(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"ids": [[1, 2], [3]]}), tmp_path / "c.parquet")
-    documents, _ = read(tmp_path / "c.parquet", source="faq")
+    assert report.problems == [f'{path}:2: no "text" field (found: body, n, text). Use --text-field NAME.']
+    pyarrow.parquet.write_table(table, path)
+    assert texts(read(path, tokenizer, text_field="body")[0], tokenizer) == ["on<eos>"] * 3
+    pyarrow.parquet.write_table(pyarrow.table({"ids": [[1, 2], [3]]}), path)
+    documents, _ = read(path, source="faq")
     assert [(list(document.token_ids), document.source) for document in documents] == [([1, 2], "faq"), ([3], "faq")]
-
-
-def test_dash_reads_json_lines_from_stdin(monkeypatch, tokenizer):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json_lines(*ROWS))))
-    documents, _ = read("-", tokenizer)
-    assert texts(documents, tokenizer) == ["the cat sat on the mat<eos>", "the dog<eos>"]
-    assert {d.source for d in documents} == {"stdin"}
 
 
 def test_blank_lines_are_skipped_but_counted_as_lines(tmp_path):
@@ -157,20 +149,12 @@ def test_text_field_names_the_column_and_no_other_is_taken(tmp_path, tokenizer):
 
 
 def test_each_assistant_turn_is_a_document_after_the_turns_before_it(tmp_path, tokenizer):
-    messages = [
-        {"role": "user", "content": "the cat"},
-        {"role": "assistant", "content": "sat"},
-        {"role": "user", "content": "on"},
-        {"role": "assistant", "content": "the mat"},
-    ]
-    path = written(tmp_path, json_lines({"messages": messages}))
+    turns = [("user", "the cat"), ("assistant", "sat"), ("user", "on"), ("assistant", "the mat")]
+    path = written(tmp_path, json_lines({"messages": [{"role": role, "content": text} for role, text in turns]}))
     documents, report = read(path, tokenizer)
-    left = [
-        tokenizer("user: the cat\nassistant:")["input_ids"],
-        tokenizer("user: the cat\nassistant: sat\nuser: on\nassistant:")["input_ids"],
-    ]
-    answers = [tokenizer(text)["input_ids"] for text in ("sat", "the mat")]
-    assert ids_of(documents) == [[*left[0][-4:], *answers[0], EOS], [*left[1][-4:], *answers[1], EOS]]
+    prompts = "user: the cat\nassistant:", "user: the cat\nassistant: sat\nuser: on\nassistant:"
+    pairs = [[tokenizer(text)["input_ids"] for text in pair] for pair in zip(prompts, ("sat", "the mat"), strict=True)]
+    assert ids_of(documents) == [[*prompt[-4:], *answer, EOS] for prompt, answer in pairs]
     assert report.rows == 1
 
 
@@ -182,11 +166,8 @@ def test_chat_template_that_writes_the_time_gives_the_same_documents_at_any_time
 
 
 def test_ids_are_taken_as_they_are(tmp_path, tokenizer):
-    path = tmp_path / "c.jsonl"
-    path.write_bytes(
-        json_lines({"ids": [5, 6]}, {"response_ids": [7, 8], "prompt_ids": [1, 2, 3, 4, 5]}, {"response_ids": [9]})
-    )
-    documents, _ = read(path, tokenizer)
+    rows = {"ids": [5, 6]}, {"response_ids": [7, 8], "prompt_ids": [1, 2, 3, 4, 5]}, {"response_ids": [9]}
+    documents, _ = read(written(tmp_path, json_lines(*rows)), tokenizer)
     assert ids_of(documents) == [[5, 6], [2, 3, 4, 5, 7, 8], [9]]
 
 
@@ -194,15 +175,6 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
     path = written(tmp_path, json_lines(*ROWS))
     with pytest.raises(CorpusError, match="name its tokenizer with --tokenizer"):
         read(path)
-
-
-@pytest.mark.parametrize("row", [{"ids": [1, 10]}, {"response_ids": [1], "prompt_ids": [10]}])
-def test_row_with_an_id_outside_the_vocabulary_is_left_out_with_its_line(tmp_path, row):
-    path = written(tmp_path, json_lines({"ids": [9]}, row))
-    documents, report = read(path, vocab_size=10)
-    assert [list(d.token_ids) for d in documents] == [[9]]
-    assert report.problems[0].startswith(f"{path}:2: ")
-    assert report.problems[0].endswith("holds token id 10, outside the vocabulary of 10.")
 
 
 BAD_LINES = [
@@ -221,13 +193,14 @@ BAD_LINES = [
     (b'{"ids": [2147483648]}', '"ids" holds token id 2147483648, outside the vocabulary of 2147483648.'),
     (b'{"ids": []}', '"ids" is empty.'),
     (b'{"response_ids": [1], "prompt_ids": [1.5]}', '"prompt_ids" is not a list of token ids.'),
+    (b"[" * 100_000, "nested more than 128 levels deep."),
     (b'{"messages": "x"}', '"messages" is not a list of {"role", "content"} with text.'),
     (b'{"messages": [{"role": "user"}]}', '"messages" is not a list of {"role", "content"} with text.'),
     (b'{"messages": [{"role": "user", "content": "x"}]}', '"messages" has no assistant turn with text.'),
 ]
 
 
-@pytest.mark.parametrize(("line", "problem"), BAD_LINES)
+@pytest.mark.parametrize(("line", "problem"), BAD_LINES, ids=lambda value: str(value)[:30])
 def test_bad_row_is_counted_with_its_file_and_line_and_the_rest_is_read_unless_strict(tmp_path, tokenizer, line, problem):
     path = written(tmp_path, b'{"text": "the cat"}\n' + line + b'\n{"text": "the dog"}\n')
     documents, report = read(path, tokenizer)
@@ -238,26 +211,21 @@ def test_bad_row_is_counted_with_its_file_and_line_and_the_rest_is_read_unless_s
     assert str(refused.value) == f"{path}:2: {problem}"
 
 
+@pytest.mark.parametrize("row", [{"ids": [1, 10]}, {"response_ids": [1], "prompt_ids": [10]}])
+def test_row_with_an_id_outside_the_vocabulary_is_left_out_with_its_line(tmp_path, row):
+    path = written(tmp_path, json_lines({"ids": [9]}, row))
+    documents, report = read(path, vocab_size=10)
+    assert [list(d.token_ids) for d in documents] == [[9]]
+    assert report.problems[0].startswith(f"{path}:2: ")
+    assert report.problems[0].endswith("holds token id 10, outside the vocabulary of 10.")
+
+
 def test_all_bad_rows_are_counted_and_the_first_ten_listed(tmp_path):
     path = written(tmp_path, b"x\n" * 25 + b'{"ids": [1]}\n')
     documents, report = read(path)
     assert len(documents) == 1
     assert report.bad == 25
     assert [problem.split(": ")[0] for problem in report.problems] == [f"{path}:{n}" for n in range(1, 11)]
-
-
-def test_parquet_columns_that_hold_no_text_are_not_read(tmp_path, tokenizer):
-    years = pyarrow.array([1 << 40], pyarrow.timestamp("s"))
-    pyarrow.parquet.write_table(pyarrow.table({"body_text": ["the cat"], "at": years}), tmp_path / "c.parquet")
-    documents, _ = read(tmp_path / "c.parquet", tokenizer, text_field="body_text")
-    assert texts(documents, tokenizer) == ["the cat<eos>"]
-
-
-def test_json_nested_without_end_is_a_bad_row(tmp_path):
-    path = written(tmp_path, b"[" * 100_000 + b"\n" + b'{"ids": [1]}\n')
-    documents, report = read(path)
-    assert ids_of(documents) == [[1]]
-    assert report.bad == 1
 
 
 @pytest.mark.parametrize(
@@ -287,8 +255,7 @@ def test_file_that_cannot_be_read_to_its_end_is_refused_by_name(tmp_path, tokeni
 def test_file_without_rows_is_a_problem_of_its_own(tmp_path, data):
     path = written(tmp_path, data)
     documents, report = read(path)
-    assert documents == []
-    assert report.problems == [f"{path}: no rows in this file."]
+    assert (documents, report.problems) == ([], [f"{path}: no rows in this file."])
 
 
 @pytest.mark.parametrize(

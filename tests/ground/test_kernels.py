@@ -33,59 +33,6 @@ def twice(number):
     return 2 * limited(number) + 1000 * AT_MOST
 """
 
-LAYOUT: kernels.Layout = {
-    "counts": (np.int64, ("rows", 2)),
-    "shares": (np.float64, ("columns + 1",)),
-    "tokens": (np.int32, (3,)),
-    "weights": (np.float32, ("rows", "columns")),
-}
-arrays_arrays = kernels.unpacker("Arrays", LAYOUT)
-
-
-@kernels.kernel
-def fill(addresses):
-    """Each array with a number of its own; returns their sizes."""
-    arrays = arrays_arrays(addresses)
-    for row in range(len(arrays.counts)):
-        arrays.counts[row, 0], arrays.counts[row, 1] = 1, 1
-        for column in range(arrays.weights.shape[1]):
-            arrays.weights[row, column] = 4
-    for column in range(len(arrays.shares)):
-        arrays.shares[column] = 2
-    for k in range(3):
-        arrays.tokens[k] = 3
-    return arrays.counts.shape, arrays.shares.shape, arrays.tokens.shape, arrays.weights.shape
-
-
-def test_a_kernel_sees_the_arrays_of_a_block_as_its_layout_declares_them():
-    block = kernels.Block(LAYOUT, columns=5, rows=2)
-    assert fill(block.addresses) == ((2, 2), (6,), (3,), (2, 5))
-    for number, (name, (dtype, _)) in enumerate(LAYOUT.items(), 1):
-        assert getattr(block, name).dtype == dtype
-        assert (getattr(block, name) == number).all()
-
-
-@kernels.inlined
-def plus(number, more):
-    return number + more
-
-
-@kernels.kernel
-def plus_two(number):
-    return plus(number, 2)
-
-
-def test_a_part_runs_within_kernels_and_alone():
-    assert (plus_two(1), plus(1, 4)) == (3, 5)
-
-
-def test_a_block_that_grows_is_seen_with_its_new_sizes():
-    block = kernels.Block(LAYOUT, columns=1, rows=1)
-    block.sizes["rows"], block.counts, block.weights = 3, np.zeros((3, 2), np.int64), np.zeros((3, 1), np.float32)
-    block.refresh()
-    assert fill(block.addresses) == ((3, 2), (2,), (3,), (3, 1))
-    assert (block.counts == 1).all()
-
 
 @pytest.fixture
 def twice_of_99(tmp_path, monkeypatch):

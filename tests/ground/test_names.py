@@ -39,29 +39,35 @@ def without_effects(text: str) -> str:
     return text
 
 
+def shown_by(cli, *arguments: object) -> tuple[str, str]:
+    """(stdout, stderr) of a command, neither of which has an effect on a terminal."""
+    result = cli(*arguments)
+    assert result.code == 0, result.err
+    return without_effects(result.out), without_effects(result.err)
+
+
 def test_trie_with_a_hostile_name_and_source_is_built_inspected_pruned_and_merged(cli, corpus, trie, tmp_path):
-    held_out = write_jsonl(tmp_path / "[bold]held[/out].jsonl".replace("/", ":"), [{"ids": [1, 2, 3, 5, 1, 2, 3]}])
+    held_out = write_jsonl(tmp_path / "[bold]held[:out].jsonl", [{"ids": [1, 2, 3, 5, 1, 2, 3]}])
     plot = tmp_path / "[red].png"
-    inspected = cli("inspect-trie", trie, "--query", "1 2 3", "--top", 5, "--coverage", held_out, "--verify", "--plot", plot)
-    assert inspected.code == 0, inspected.err
-    assert f"{CROSSED}{SHOWN}" in without_effects(inspected.out)
-    assert "[red].png" in without_effects(inspected.err)
-    assert "[bold]held[:out].jsonl" in inspected.out
-    pruned = cli("prune-trie", trie, "-o", tmp_path / "[/p].trie".replace("/", ":"), "--max-tokens", 9, "--coverage", held_out)
-    assert pruned.code == 0, pruned.err
-    assert SHOWN in without_effects(pruned.out + pruned.err)
+    asked = ("--query", "1 2 3", "--top", 5, "--coverage", held_out, "--verify", "--plot", plot)
+    out, err = shown_by(cli, "inspect-trie", trie, *asked)
+    assert f"{CROSSED}{SHOWN}" in out
+    assert "[red].png" in err
+    assert "[bold]held[:out].jsonl" in out
+    pruned = ("prune-trie", trie, "-o", tmp_path / "[:p].trie", "--max-tokens", 9, "--coverage", held_out)
+    assert SHOWN in "".join(shown_by(cli, *pruned))
     merged = cli("merge-tries", trie, trie, "-o", tmp_path / f"[bold]{EFFECTS}.trie")
     assert merged.code in (0, 2), merged.err
     assert SHOWN in without_effects(merged.out + merged.err)
-    built = cli("build-trie", corpus, "-o", tmp_path / "[:b].trie", "--vocab-size", 20)
-    assert (built.code, "[:b].trie" in built.out, "a].jsonl" in built.out) == (0, True, True)
+    out, _ = shown_by(cli, "build-trie", corpus, "-o", tmp_path / "[:b].trie", "--vocab-size", 20)
+    assert "[:b].trie" in out
+    assert "a].jsonl" in out
 
 
 def test_rows_and_problems_of_a_file_with_a_hostile_name_are_listed(cli, tmp_path):
     corpus = write_jsonl(tmp_path / f"{EFFECTS} [red].jsonl", [{"ids": [1, 2, 3]}, {f"no {EFFECTS}": 1}])
-    built = cli("build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 20)
-    assert built.code == 0
-    assert f"{SHOWN} [red].jsonl:2" in without_effects(built.err)
+    _, err = shown_by(cli, "build-trie", corpus, "-o", tmp_path / "a.trie", "--vocab-size", 20)
+    assert f"{SHOWN} [red].jsonl:2" in err
     error = cli.fails(1, "build-trie", tmp_path / f"{EFFECTS}\n.jsonl", "-o", "a.trie", "--vocab-size", 20, saying=[SHOWN])
     assert without_effects(error).endswith(".jsonl: no such file.")
     assert "\\n.jsonl" in error
@@ -73,22 +79,15 @@ def test_generate_bench_and_replay_with_hostile_names_and_prompts(cli, corpus, t
     of_text = tmp_path / f"[t]{EFFECTS}.trie"
     assert cli("build-trie", text, "-o", of_text, "--tokenizer", MODEL, "--source", CROSSED).code == 0
     out, common = tmp_path / "[" / "out].jsonl", ("--model", MODEL, "--input", prompts, "--trie", of_text)
-    made = cli("generate", *common, "-o", out, "--max-new-tokens", 6, "--explain", 1)
-    assert made.code == 0, made.err
-    without_effects(made.out)
+    shown_by(cli, "generate", *common, "-o", out, "--max-new-tokens", 6, "--explain", 1)
     assert json.loads(out.read_text())["id"] == CROSSED
-    without_effects(made.err)
     lengths = ("--strategy", "single", "--decoding-length", 4)
-    measured = cli("bench", *common, "--no-peers", "--max-new-tokens", 4, *lengths)
-    assert measured.code == 0, measured.err
-    without_effects(measured.out + measured.err)
-    pairs = write_jsonl(tmp_path / f"[red]{EFFECTS}.pairs", [{"prompt_ids": [1, 2], "response_ids": [3, 4, 1, 2, 3, 4]}])
-    other = write_jsonl(tmp_path / "[" / "b].pairs", [{"prompt_ids": [1, 2], "response_ids": [3, 4, 1, 2, 3, 4]}])
-    replayed = cli("bench", "--replay", pairs, "--replay", other, "--trie", trie, *lengths, "--explain", 1)
-    assert replayed.code == 0, replayed.err
-    assert SHOWN in without_effects(replayed.out).replace("\n", "")
-    alone = cli("replay", pairs, "--trie", trie, *lengths)
-    assert f"trie:{CROSSED.replace('/', ' ')}{SHOWN}" in without_effects(alone.out)
+    shown_by(cli, "bench", *common, "--no-peers", "--max-new-tokens", 4, *lengths)
+    rows = [{"prompt_ids": [1, 2], "response_ids": [3, 4, 1, 2, 3, 4]}]
+    pairs, other = (write_jsonl(tmp_path / name, rows) for name in (f"[red]{EFFECTS}.pairs", "[/b].pairs"))
+    replayed = ("bench", "--replay", pairs, "--replay", other, "--trie", trie, *lengths, "--explain", 1)
+    assert SHOWN in shown_by(cli, *replayed)[0].replace("\n", "")
+    assert f"trie:{CROSSED.replace('/', ' ')}{SHOWN}" in shown_by(cli, "replay", pairs, "--trie", trie, *lengths)[0]
 
 
 def test_every_help_text_is_shown_as_it_stands(monkeypatch):

@@ -161,11 +161,8 @@ def test_fewest_blocks_within_the_budget_have_8_bits_those_with_outliers_first()
     assert set(orders["a"][:3].tolist()) == {3, 130, 255}
     for name in "abc":
         layer = getattr(model, name)
-        setattr(
-            model,
-            name,
-            LaidOutLinear(layer, QuantizedPanels(in_order(layer.weight.detach(), "int8", orders[name]), torch.float32)),
-        )
+        panels = QuantizedPanels(in_order(layer.weight.detach(), "int8", orders[name]), torch.float32)
+        setattr(model, name, LaidOutLinear(layer, panels))
     panels = {name: getattr(model, name).laid_out for name in "abc"}
     tried = []
 
@@ -254,9 +251,7 @@ def test_trie_calibrates_as_its_corpus_does(cli, tmp_path, texts, mixed):
 
 def test_where_there_is_no_kernel_it_is_refused(cli, tmp_path, monkeypatch, texts, mixed):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    with pytest.raises(
-        ModelError, match="its tokens have 4 and 8 bits, for which there are kernels for x86 CPUs with AVX2 only"
-    ):
+    with pytest.raises(ModelError, match="tokens have 4 and 8 bits, for which there are kernels for x86 CPUs with AVX2 only"):
         load_model(str(mixed[0]), device="cpu")
     given = "quantize", "--model", DEMO, "-o", tmp_path / "a", "--activations", "mixed", "--calibration", texts
     cli.fails(2, *given, saying=["there is no kernel for this CPU"])

@@ -16,6 +16,7 @@ from lookahead.backends.cpu.packed import EMBEDDING_BITS, matrix_of, packed, rea
 from lookahead.backends.cpu.quantized import QuantizedPanels, in_4_bits, in_8_bits
 from lookahead.bench.on_model import weight_bytes
 from lookahead.errors import ModelError, UsageError
+from lookahead.forward.target import TargetModel
 from lookahead.models.load import load_model
 from lookahead.quantize import write_packed
 from lookahead.quantize.write_packed import quantize_checkpoint
@@ -41,6 +42,16 @@ def changed(folder: Path, into: Path, change: Callable[[dict[str, torch.Tensor]]
     change(tensors)
     save_file(tensors, into / "model.safetensors", {"format": "pt"})
     return into
+
+
+def loaded_from_both(stored: Path, original: Path | str, scheme: str) -> tuple[TargetModel, TargetModel]:
+    """A stored quantized model and the one that is quantized at load, which must be the same."""
+    one, other = load_model(str(stored), device="cpu"), load_model(str(original), device="cpu", quantize=scheme)
+    ids = torch.arange(5, 40)[None]
+    with torch.inference_mode():
+        assert one.model(ids).logits.equal(other.model(ids).logits)
+    assert weight_bytes(one.model) == weight_bytes(other.model)
+    return one, other
 
 
 def test_numbers_are_packed_lowest_bits_first():
@@ -92,16 +103,12 @@ def test_checkpoint_is_the_model_that_was_quantized_at_load(tmp_path, scheme):
     assert written.bytes_after < written.bytes_before * (0.5 if scheme == "int4" else 0.7)
     assert {layer.bits for layer in written.layers} == ({8} if scheme == "int8" else {4, 8})
     assert max(layer.error for layer in written.layers) < (0.01 if scheme == "int8" else 0.1)
-    stored, at_load = load_model(str(tmp_path / "new"), device="cpu"), load_model(DEMO, device="cpu", quantize=scheme)
+    stored, at_load = loaded_from_both(tmp_path / "new", DEMO, scheme)
     assert stored.linear == scheme
     assert stored.exact
     assert stored.program is not None
-    assert weight_bytes(stored.model) == weight_bytes(at_load.model)
     assert stored.model.get_input_embeddings().laid_out is stored.model.get_output_embeddings().laid_out
     assert stored.eos_token_ids == at_load.eos_token_ids
-    ids = torch.arange(5, 40)[None]
-    with torch.inference_mode():
-        assert stored.model(ids).logits.equal(at_load.model(ids).logits)
     assert (tmp_path / "new" / "tokenizer.json").exists()
 
 
@@ -185,9 +192,8 @@ def test_command_refuses_what_makes_no_sense(cli, tmp_path):
     cli.fails(2, "quantize", "--model", DEMO, "-o", tmp_path / "a", "--rows", 5, saying=["--text FILE"])
     cli.fails(2, "quantize", "--model", DEMO, "-o", tmp_path, "--weights", "int2", saying=["choose int8, int4"])
     cli.fails(1, "quantize", "--model", tmp_path, "-o", tmp_path / "a", saying=["no config.json"])
-    for name in ("generate", "bench"):
-        given = name, "--model", DEMO, "--quantize", "int2", "--input", "samples/prompts.jsonl"
-        cli.fails(2, *given, saying=["--quantize int2: choose none, int8, int4"])
+    given = "generate", "--model", DEMO, "--quantize", "int2", "--input", "samples/prompts.jsonl"
+    cli.fails(2, *given, saying=["--quantize int2: choose none, int8, int4"])
 
 
 @pytest.mark.deep
@@ -210,23 +216,15 @@ def test_packed_embedding_is_that_of_a_model_quantized_at_load(tmp_path, scheme,
     written = quantize_checkpoint(str(tmp_path / "old"), str(tmp_path / "new"), scheme, pack_embedding=True)
     assert written.bytes_after <= bar * written.bytes_before
     assert "model.embed_tokens" in {layer.name for layer in written.layers}
-    stored = load_model(str(tmp_path / "new"), device="cpu")
-    at_load = load_model(str(tmp_path / "old"), device="cpu", quantize=scheme)
-    ids = torch.arange(5, 40)[None]
-    with torch.inference_mode():
-        assert stored.model(ids).logits.equal(at_load.model(ids).logits)
-    assert weight_bytes(stored.model) == weight_bytes(at_load.model)
+    loaded_from_both(tmp_path / "new", tmp_path / "old", scheme)
 
 
 @pytest.mark.deep
 def test_packed_embedding_that_is_tied_stays_tied(tmp_path, monkeypatch):
     written = quantize_checkpoint(DEMO, str(tmp_path / "new"), "int4", pack_embedding=True)
     assert "lm_head" not in {layer.name for layer in written.layers}
-    stored, at_load = load_model(str(tmp_path / "new"), device="cpu"), load_model(DEMO, device="cpu", quantize="int4")
+    stored, _ = loaded_from_both(tmp_path / "new", DEMO, "int4")
     assert stored.model.get_input_embeddings().laid_out is stored.model.get_output_embeddings().laid_out
-    ids = torch.arange(5, 40)[None]
-    with torch.inference_mode():
-        assert stored.model(ids).logits.equal(at_load.model(ids).logits)
     with pytest.raises(Exception, match=r"compressed|pack-quantized-with-embedding"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "new")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")

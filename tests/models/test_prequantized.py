@@ -55,11 +55,8 @@ def test_method_that_transformers_does_not_know_is_refused(tmp_path, capsys):
 def test_library_that_is_not_installed_is_named(tmp_path, method):
     if importlib.util.find_spec(LIBRARIES[method]):
         pytest.skip(f"{LIBRARIES[method]} is installed")
-    settings = {"quant_method": method, "bits": 4, "group_size": 128}
-    if method == "torchao":
-        settings = WEIGHTS_ONLY[3]
-    if method == "bitsandbytes":
-        settings = WITH_TOKENS[1]
+    others = {"torchao": WEIGHTS_ONLY[3], "bitsandbytes": WITH_TOKENS[1]}
+    settings = others.get(method, {"quant_method": method, "bits": 4, "group_size": 128})
     with pytest.raises(ModelError, match=f"pip install .*{LIBRARIES[method]}"):
         load_model(str(said_to_be(tmp_path / "model", settings)), device="cpu")
 

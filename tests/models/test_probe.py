@@ -87,11 +87,8 @@ def test_wide_scores_are_those_of_the_model_in_float32(tiny_model, name):
     half = copy.deepcopy(tiny_model(name)).bfloat16()
     single = copy.deepcopy(half).float()
     texts = [[*range(5, 25)], [*range(40, 52)]]
-    ours, theirs, rounded = (
-        wide(lay_out(half), texts, False).scores,
-        stock(single, texts, False).scores,
-        stock(half, texts, False).scores,
-    )
+    ours = wide(lay_out(half), texts, False).scores
+    theirs, rounded = (stock(model, texts, False).scores for model in (single, half))
     assert ours.dtype == torch.float32
     spread = float(theirs.std())
     assert float((ours - theirs).abs().max()) < 1e-3 * spread

@@ -91,19 +91,7 @@ def corpora_in_parts(draw):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        appended,
-        *deep(
-            [
-                with_wide_positions,
-                built_in_one_run,
-                merged,
-                built_in_many_runs,
-                appended_in_many_runs,
-                merged_from_appended_files,
-            ]
-        ),
-    ],
+    some_deep(WAYS, [appended]),
 )
 @given(corpora_in_parts())
 def test_counts_continuations_and_longest_matches_are_those_of_a_scan(make, corpus):

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from lookahead.errors import TrieFormatError
 from lookahead.trie import format
 from lookahead.trie.file import Trie
-from tests.support.tries import (
-    ARRAYS,
-    append_ids,
-    ask_everything,
-    build_ids,
-    rewrite_header,
-    rewrite_packed,
-    verifies,
-)
+from tests.support.tries import ARRAYS, append_ids, ask_everything, build_ids, rewrite_header, rewrite_packed, verifies
 
 DOCUMENTS = [[1, 2, 3, 4, 1, 2, 3, 5], [7], [1, 2, 3, 4, 6]]
 
@@ -36,10 +28,6 @@ def two_segments(tmp_path_factory):
     build_ids(path, [*DOCUMENTS, [1, 2] * 150])
     append_ids(path, [[1, 2, 3, 1, 2], [2, 3], [8], [4, 5] * 3], source="b")
     return path.read_bytes()
-
-
-def sections_of(trie):
-    return [section for segment in trie.header.segments for section in segment.sections]
 
 
 # ---- the first bytes
@@ -250,14 +238,6 @@ def altered(data, kind, random):
         case "bytes exchanged":
             size = int(random.integers(1, 40))
             return data[:place] + random.bytes(min(size, len(data) - place)) + data[place + size :]
-        case "cut":
-            return data[:place]
-        case "appended":
-            return data + (random.bytes(other) if place % 2 else bytes(other))
-        case "inserted":
-            return data[:place] + random.bytes(1 + other % 64) + data[place:]
-        case "removed":
-            return data[:place] + data[other:]
         case "ranges swapped":
             size = int(random.integers(1, 1 + min(other - place, len(data) - other)))
             one, two = data[place : place + size], data[other : other + size]
@@ -265,7 +245,7 @@ def altered(data, kind, random):
     raise ValueError(kind)
 
 
-KINDS = ["bit flipped", "bytes exchanged", "cut", "appended", "inserted", "removed", "ranges swapped"]
+KINDS = ["bit flipped", "bytes exchanged", "ranges swapped"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -288,7 +268,7 @@ def test_altered_file_never_verifies_and_harms_no_query(two_segments, tmp_path, 
             ask_everything(trie)
         with pytest.raises(TrieFormatError):
             trie.verify()
-    assert bool(opened) == (kind in ("bit flipped", "bytes exchanged", "ranges swapped"))
+    assert opened
 
 
 def test_file_cut_or_lengthened_is_refused_with_both_sizes(trie):
@@ -303,15 +283,11 @@ def test_file_cut_or_lengthened_is_refused_with_both_sizes(trie):
             Trie(trie.path)
 
 
-def write_again(path, data):
-    path.unlink()  # the old file may be mapped
-    path.write_bytes(data)
-
-
 def test_flipped_byte_in_preamble_or_header_is_found_on_opening(trie):
     data = trie.path.read_bytes()
-    end = sections_of(trie)[-1].end
+    end = trie.header.segments[-1].sections[-1].end
     for place in (*range(32), *range(end, len(data))):
-        write_again(trie.path, data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+        trie.path.unlink()  # the old file may be mapped
+        trie.path.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
         with pytest.raises(TrieFormatError):
             Trie(trie.path)

@@ -1,7 +1,6 @@
 """Files whose checksums fit but whose arrays lie: verify finds it, nothing follows them outside, no edit passes them on."""
 
 import contextlib
-import dataclasses
 
 import numpy as np
 import pytest
@@ -64,17 +63,7 @@ def test_arrays_that_contradict_each_other_are_found_by_verify_though_checksums_
         altered.verify()
 
 
-def test_tokens_of_sources_that_are_exchanged_are_found_by_verify(trie, tmp_path):
-    one, other = trie.header.sources
-    sources = (dataclasses.replace(one, tokens=12), dataclasses.replace(other, tokens=2))
-    header = dataclasses.replace(trie.header, sources=sources)
-    with pytest.raises(TrieFormatError, match="do not add up"):
-        rewrite_arrays(trie, tmp_path / "altered.trie", {}, header).verify()
-
-
 # ---- queries
-
-
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory):
     """A trie of two segments where one token begins more suffixes than one sample bounds."""
@@ -207,7 +196,9 @@ def test_damaged_section_gets_no_fresh_checksum_but_is_refused_or_made_anew(trie
     damaged.write_bytes(data)
     try:
         edited = edit(damaged)
-    except TrieFormatError:
+    except TrieFormatError as error:
+        said = str(error)
+        assert edit not in (appended, joined_by_an_append) or f"section {name} is damaged" in said
         assert damaged.read_bytes() == data
         assert name not in ("first", "samples") or edit not in (merged_alone, merged_with_itself)
     else:

@@ -26,10 +26,17 @@ documents_of_sources = st.lists(
 )
 
 
-def build(folder, name, documents, **options):
+def build(folder, name, documents, vocab_size=VOCAB_SIZE, **options):
     path = Path(folder) / name
-    build_trie(documents, path, TokenizerIdentity(VOCAB_SIZE, "f" * 16, "tiny"), **options)
+    build_trie(documents, path, TokenizerIdentity(vocab_size, "f" * 16, "tiny"), **options)
     return Trie(path)
+
+
+def prune(whole, name="pruned.trie", **options):
+    prune_trie(whole.path, whole.path.with_name(name), **options)
+    trie = Trie(whole.path.with_name(name))
+    trie.verify()
+    return trie
 
 
 def assert_same_content(one, other):
@@ -68,11 +75,10 @@ def test_weights_survive_a_second_merge_and_a_prune(tmp_path):
     two = build(tmp_path, "two.trie", [TokenDocument([1, 3], "a")])
     merge_tries([one.path, two.path], tmp_path / "merged.trie", {"one": 2.0})
     merge_tries([tmp_path / "merged.trie", two.path], tmp_path / "again.trie")
-    sources = [(s.name, s.weight, s.documents) for s in Trie(tmp_path / "again.trie").header.sources]
-    assert sources == [("a", 2.0, 1), ("a", 1.0, 2)]
-    assert [s.weight for s in sources_of_documents(Trie(tmp_path / "again.trie"))] == [2.0, 1.0, 1.0]
-    prune_trie(tmp_path / "again.trie", tmp_path / "pruned.trie", max_tokens=6)
-    assert [(s.name, s.weight, s.documents) for s in Trie(tmp_path / "pruned.trie").header.sources] == sources
+    again = Trie(tmp_path / "again.trie")
+    assert [s.weight for s in sources_of_documents(again)] == [2.0, 1.0, 1.0]
+    for trie in (again, prune(again, max_tokens=6)):
+        assert [(s.name, s.weight, s.documents) for s in trie.header.sources] == [("a", 2.0, 1), ("a", 1.0, 2)]
 
 
 # Documents of up to 200 tokens: pieces that many share, and stretches that nobody else has, longer than DEPTH tokens.
@@ -141,32 +147,24 @@ def test_min_count_keeps_the_branches_seen_often_enough_and_the_text_they_need(d
 
 def test_long_documents_are_kept_piecewise(tmp_path):
     """3 units: the middle one shares nothing, so it goes; suffixes that looked into it are no longer indexed."""
-    repeated = [1, 2, 3, 4] * (UNIT // 4)
-    other = [4, 3, 2, 1] * (UNIT // 4)
-    alone = list(range(5, 5 + UNIT))
-    build_trie([TokenDocument([*repeated, *alone, *other], "a")], tmp_path / "x.trie", TokenizerIdentity(2 * UNIT))
-    prune_trie(tmp_path / "x.trie", tmp_path / "pruned.trie", max_tokens=2 * UNIT)
-    pruned = Trie(tmp_path / "pruned.trie")
-    pruned.verify()
+    repeated, other, alone = [1, 2, 3, 4] * (UNIT // 4), [4, 3, 2, 1] * (UNIT // 4), list(range(5, 5 + UNIT))
+    whole = build(tmp_path, "x.trie", [TokenDocument([*repeated, *alone, *other], "a")], 2 * UNIT)
+    pruned = prune(whole, max_tokens=2 * UNIT)
     assert [d.tolist() for d in pruned.documents()] == [repeated, other]
     starts = set(range(2 * UNIT + 1)) - {UNIT} - set(range(UNIT - DEPTH + 1, UNIT))
     assert set(pruned.segments[0].suffixes.tolist()) == starts
-    match = pruned.match(np.array([4, 5], np.int32))
-    assert match.count == 0
+    assert pruned.match(np.array([4, 5], np.int32)).count == 0
 
 
 @given(documents_of_sources, st.integers(0, 40))
 def test_max_tokens_leaves_whole_documents_within_the_limit(documents, max_tokens):
     with tempfile.TemporaryDirectory() as folder:
         whole = build(folder, "whole.trie", documents)
-        out = Path(folder) / "pruned.trie"
         try:
-            prune_trie(whole.path, out, max_tokens=max_tokens)
+            pruned = prune(whole, max_tokens=max_tokens)
         except LookaheadError:
             assert max_tokens < max(len(d.token_ids) for d in documents)
             return
-        pruned = Trie(out)
-        pruned.verify()
         assert pruned.header.tokens <= max_tokens
         assert_same_content(pruned, build(folder, "rest.trie", kept_documents(pruned, whole)))
         if whole.header.tokens <= max_tokens:
@@ -176,19 +174,18 @@ def test_max_tokens_leaves_whole_documents_within_the_limit(documents, max_token
 def test_first_copy_of_a_repeated_text_stays_longest_and_further_copies_go_with_what_is_alone(tmp_path):
     shared, other, alone = [1, 2, 3, 4], [4, 3, 2, 2], [5, 0, 5, 5]
     whole = [shared, alone, shared, other, shared, other]
-    trie = build(tmp_path, "whole.trie", [TokenDocument(ids, "a") for ids in whole])
-    prune_trie(trie.path, tmp_path / "pruned.trie", max_tokens=8)
-    assert [d.tolist() for d in Trie(tmp_path / "pruned.trie").documents()] == [shared, other]
+    pruned = prune(build(tmp_path, "whole.trie", [TokenDocument(ids, "a") for ids in whole]), max_tokens=8)
+    assert [d.tolist() for d in pruned.documents()] == [shared, other]
 
 
 def test_pruned_bytes_are_the_same_whatever_the_workers(tmp_path, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     whole = build(tmp_path, "whole.trie", SHAPES["text repeated and not"])
-    for workers in (1, 3):
-        prune_trie(
-            whole.path, tmp_path / f"{workers}.trie", max_tokens=700, min_count=2, resources=BuildResources(workers=workers)
-        )
-    assert (tmp_path / "1.trie").read_bytes() == (tmp_path / "3.trie").read_bytes()
+    one, three = (
+        prune(whole, f"{workers}.trie", max_tokens=700, min_count=2, resources=BuildResources(workers=workers))
+        for workers in (1, 3)
+    )
+    assert one.path.read_bytes() == three.path.read_bytes()
 
 
 SHAPES = {
@@ -204,9 +201,7 @@ def test_file_pruned_by_bytes_is_no_larger_than_asked(tmp_path, shape, min_count
     whole = build(tmp_path, "whole.trie", SHAPES[shape])
     size = whole.path.stat().st_size
     for max_bytes in (size - 1, size * 9 // 10, size * 3 // 4, size // 2):
-        prune_trie(whole.path, tmp_path / "pruned.trie", min_count=min_count, max_bytes=max_bytes)
-        pruned = Trie(tmp_path / "pruned.trie")
-        pruned.verify()
+        pruned = prune(whole, min_count=min_count, max_bytes=max_bytes)
         assert max_bytes * 0.2 < pruned.path.stat().st_size <= max_bytes
         kept_documents(pruned, whole)
 
@@ -214,10 +209,8 @@ def test_file_pruned_by_bytes_is_no_larger_than_asked(tmp_path, shape, min_count
 def test_limits_of_tokens_and_bytes_hold_together(tmp_path):
     whole = build(tmp_path, "whole.trie", SHAPES["text repeated and not"])
     size = whole.path.stat().st_size
-    prune_trie(whole.path, tmp_path / "pruned.trie", max_tokens=200, max_bytes=size - 1)
-    assert Trie(tmp_path / "pruned.trie").header.tokens == 200
-    prune_trie(whole.path, tmp_path / "pruned.trie", max_tokens=1199, max_bytes=size // 2)
-    assert (tmp_path / "pruned.trie").stat().st_size <= size // 2
+    assert prune(whole, max_tokens=200, max_bytes=size - 1).header.tokens == 200
+    assert prune(whole, max_tokens=1199, max_bytes=size // 2).path.stat().st_size <= size // 2
 
 
 def test_dropping_an_unknown_source_is_refused_with_the_known_ones(tmp_path):

@@ -34,21 +34,6 @@ def children(index, length, low, high):
     return child_ranges(index.tokens, index.suffixes, length, low, high)
 
 
-@pytest.mark.parametrize("token", [-1, 4, 1 << 30])
-def test_token_outside_the_vocabulary_matches_nothing(token):
-    index = segment_of([[0, 1, 2, 3]], 4)
-    low, high = one_range(index, [token])
-    assert high - low == 0
-    assert orders(index, [token]) == []
-    assert orders(index, [token, 3]) == [(3, 4)]
-
-
-def test_only_the_part_from_start_to_stop_is_searched():
-    index = segment_of([[0, 1, 2, 3], [1, 2, 0]], 4)
-    low, high = matching_range(index.tokens, index.suffixes, index.first, np.array([3, 1, 2, 3], np.int32), 1, 3)
-    assert sorted(index.suffixes[low:high].tolist()) == [1, 5]  # the two places of [1, 2]
-
-
 def test_more_than_sixteen_children_are_all_found():
     index = segment_of([[0, token] for token in range(1, 41)], 50)
     below, _, _ = children(index, 1, *one_range(index, [0]))
@@ -106,15 +91,3 @@ def assert_inside(index, context):
         below, lows, highs = children(index, m, low, high)
         assert set(below.tolist()) <= set(index.tokens.tolist())
         assert all(low <= a < b <= high for a, b in zip(lows, highs, strict=True))
-
-
-def test_child_ranges_of_a_range_beyond_the_suffixes_are_cut_at_their_end():
-    _, lows, highs = children(segment_of([[0, 1, 2, 3]], 4), 1, 2, 1 << 40)
-    assert (lows.tolist(), highs.tolist()) == ([2, 3], [3, 4])
-
-
-def test_arrays_without_suffixes_match_nothing():
-    index = segment_of([[0, 1]], 4)
-    index.suffixes = np.empty(0, np.uint32)
-    assert orders(index, [0, 1]) == []
-    assert one_range(index, [0, 1]) == (0, 0)

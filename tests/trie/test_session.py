@@ -111,15 +111,6 @@ def test_memory_of_outputs_grows_with_them_and_not_before():
     assert_sorted_and_whole(memory)
 
 
-@pytest.mark.parametrize(("left", "ids"), [([], []), ([5], []), ([5, 6], np.empty(0, np.int32))])
-def test_output_without_tokens_is_not_remembered(left, ids):
-    memory = SessionMemory(100)
-    memory.append_documents([([], [1, 2])])
-    version = memory.version
-    memory.append_documents([(left, ids)])
-    assert (outputs_of(memory), memory.version) == ([[1, 2]], version)
-
-
 @pytest.mark.parametrize("capacity", [0, 1])
 def test_memory_without_room_for_a_token_and_its_end_remembers_nothing(capacity):
     memory = SessionMemory(capacity)
@@ -140,14 +131,6 @@ def test_cleared_memory_is_as_new():
     memory.append_documents([([8], [3])])
     assert outputs_of(memory) == [[8, 3]]
     assert_sorted_and_whole(memory)
-
-
-def test_vocabulary_grows_with_the_largest_token_seen():
-    memory = SessionMemory(100)
-    for ids, vocabulary in [([3, 1], 4), ([2], 4), ([150_000, 0], 150_001), ([5], 150_001)]:
-        memory.append_documents([([], ids)])
-        assert len(memory.runs[1].first) == vocabulary + 1
-        assert_sorted_and_whole(memory)
 
 
 @given(

@@ -70,8 +70,3 @@ def test_continuations_are_a_tree_of_counts_and_shares_of_the_parent(tmp_path, s
     assert [(n.token_id, n.count, n.share) for n in nodes] == [(2, 3, 0.75), (5, 1, 0.25)]
     assert [(n.token_id, n.count, n.share) for n in nodes[0].children] == [(3, 2, 2 / 3), (4, 1, 1 / 3)]
     assert nodes[1].children == nodes[0].children[0].children == ()
-
-
-def test_query_whose_last_token_is_unknown_has_no_continuation(tmp_path):
-    match, nodes = continuations(build_ids(tmp_path / "x.trie", [[1, 2]]), np.array([1, 9], np.int32))
-    assert (match.length, nodes) == (0, ())

@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookahead.trie.suffixes import (
-    DEPTH,
-    FEW,
-    SAMPLE,
-    sample_keys,
-    sort_suffixes,
-)
+from lookahead.trie.suffixes import DEPTH, FEW, SAMPLE, sample_keys, sort_suffixes
 from tests.support.tries import VOCAB_SIZES, corpora, flat, keys_slowly, sorted_slowly
 
 
