@@ -26,8 +26,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run beside each other, and so d
 _whole_session = contextlib.ExitStack()
 LONGEST = ("test_workers", "test_job_resume", "test_parallel", "test_custom_generate", "test_api", "test_cli_bench")
 
-hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)  # -m deep draws others
-hypothesis.settings.register_profile("deep", max_examples=200, deadline=None)
+hypothesis.settings.register_profile("fast", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("deep", max_examples=200, deadline=None, derandomize=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -116,6 +116,6 @@ def check_files(command_line: str) -> None:
 
 
 def without_numbers(line: str) -> str:
-    """A line whose numbers, rules, spaces and order of words do not count: sources are listed by what they gave."""
-    line = SPEEDUP.sub(", x plain", line)
+    """A line whose numbers, rules, spaces and order of words do not count. Which sources gave some depends on the clock."""
+    line = "accepted by" if line.startswith(" accepted by") else SPEEDUP.sub(", x plain", line)
     return " ".join(sorted(re.sub(r"[\d.,]*\d[\d.,]*", "#", line).replace(",", "").replace("─", "").split()))

@@ -109,8 +109,8 @@ def verified(drafter, row, random):
 
 
 def moments(situation, after_saying=lambda drafter, slow, row, slow_row: None, **options):
-    """(drafter, row, slow drafter, slow row, limits) before each piece is said, while the job runs. No two rows that run have one
-    prompt: the mirror knows nothing of what samples of a prompt draft from each other.
+    """(drafter, row, slow drafter, slow row, limits) before each piece is said, while the job runs. No two rows that run
+    have one prompt: the mirror knows nothing of what samples of a prompt draft from each other.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "RECENT", situation.merging[0])

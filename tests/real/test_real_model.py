@@ -63,13 +63,12 @@ def test_drafts_and_batches_change_no_token(real_target, prompts, dtype, quantiz
     assert target.program is not None
     assert target.exact or dtype == "float32"
     whole = selects_deep(request.config)
-    some = prompts if whole else [prompts[place] for place in (0, 2, 5, 6)]
-    batches = (1, 4, 8) if whole else (1, 8)
+    some = prompts[:12] if whole else [prompts[place] for place in (0, 2, 5, 6)]
+    runs = (*itertools.product(("auto", "hierarchical 16"), (1, 8)), ("single 8", 4), ("off", 1))
     for params in (GenerationParams(max_new_tokens=48 if whole else 24), SAMPLED)[: 2 if whole else 1]:
         plain = ids(answers(target, some, "off", 8, params))
-        for strategy, batch_size in itertools.product(STRATEGIES, batches):
-            if whole or strategy != "off":
-                assert ids(answers(target, some, strategy, batch_size, params)) == plain, (strategy, batch_size)
+        for strategy, batch_size in runs if whole else runs[:-1]:
+            assert ids(answers(target, some, strategy, batch_size, params)) == plain, (strategy, batch_size)
 
 
 @pytest.mark.deep
