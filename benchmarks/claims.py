@@ -2,19 +2,25 @@
 
     python benchmarks/claims.py --model FOLDER --chat questions.jsonl --passages rag.jsonl
 
-Each job runs by the command line with drafts and with `--strategy off`, in turn, `--turns` times. The clock is the ratio of the
-seconds of answering (loading is the same either way) of all turns; the claim the mean of what the turns with drafts reported.
+Each job runs with drafts and without, in turn, `--turns` times, in one process with one loaded model: on a machine that others
+use, whole processes differ by more than what is to be shown. The clock is the ratio of the seconds of all turns without drafts
+to those with them; the claim what the turns with drafts reported, by their seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from statistics import mean
+from typing import Any
+
+from lookahead.budget.speedup import total
+from lookahead.job import setup
+from lookahead.job.progress import JobReport
+from lookahead.job.run import run_job
+from lookahead.job.spec import JobSpec
 
 PROMPTS = Path(__file__).parent.parent / "samples" / "prompts.jsonl"
 OTHER = "Explain each step."
@@ -24,29 +30,20 @@ SCHEMA = {
     "required": ["steps", "answer"],
 }
 # Name, prompts, batch size, options.
-JOBS = (
-    ("questions", "chat", 1, "--max-new-tokens 128"),
-    ("questions", "chat", 8, "--max-new-tokens 128"),
-    ("passages", "passages", 1, "--max-new-tokens 96"),
-    ("passages", "passages", 8, "--max-new-tokens 96"),
-    ("again, other system prompt", "again", 1, "--max-new-tokens 128 --trie {trie}"),
-    ("again, other system prompt", "again", 8, "--max-new-tokens 128 --trie {trie}"),
-    ("sampled, n=8", "chat", 8, "--limit 6 --max-new-tokens 64 -n 8 --temperature 0.7"),
-    ("sampled, n=8", "chat", 1, "--limit 2 --max-new-tokens 64 -n 8 --temperature 0.3"),
-    ("schema", "chat", 1, "--limit 12 --max-new-tokens 96 --json-schema {schema}"),
-    ("schema", "chat", 8, "--max-new-tokens 96 --json-schema {schema}"),
-    ("short answers", "chat", 1, "--max-new-tokens 8"),
-    ("stop texts", "chat", 1, "--max-new-tokens 128 --stop Therefore --stop #"),
+JOBS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("questions", "chat", 1, {"max_new_tokens": 128}),
+    ("questions", "chat", 8, {"max_new_tokens": 128}),
+    ("passages", "passages", 1, {"max_new_tokens": 96}),
+    ("passages", "passages", 8, {"max_new_tokens": 96}),
+    ("again, other system prompt", "again", 1, {"max_new_tokens": 128, "trie": True}),
+    ("again, other system prompt", "again", 8, {"max_new_tokens": 128, "trie": True}),
+    ("sampled, n=8", "chat", 8, {"limit": 6, "max_new_tokens": 64, "samples": 8, "temperature": 0.7}),
+    ("sampled, n=8", "chat", 1, {"limit": 2, "max_new_tokens": 64, "samples": 8, "temperature": 0.3}),
+    ("schema", "chat", 1, {"max_new_tokens": 192, "json_schema": True}),
+    ("schema", "chat", 8, {"max_new_tokens": 192, "json_schema": True}),
+    ("short answers", "chat", 1, {"max_new_tokens": 8}),
+    ("stop texts", "chat", 1, {"max_new_tokens": 128, "stop": ["Therefore", "#"]}),
 )
-
-
-def seconds(command: list[str], out: Path) -> dict[str, float | None]:
-    """Of a job: what it prints with --json."""
-    run = subprocess.run([*command, "-o", str(out), "--overwrite", "--json"], capture_output=True, text=True, check=False)
-    if run.returncode not in (0, 3):
-        sys.exit(f"{' '.join(command)}\n{run.stderr}")
-    found: dict[str, float | None] = json.loads(run.stdout)
-    return found
 
 
 def asked_otherwise(rows: Path, out: Path) -> None:
@@ -75,29 +72,30 @@ def main() -> None:
     again = folder / "again.jsonl"
     schema.write_text(json.dumps(SCHEMA))
     asked_otherwise(Path(options.chat), again)
-    generate = [sys.executable, "-m", "lookahead_cli", "generate", "--model", options.model, "--dtype", options.dtype]
-    seconds([*generate, "--input", options.chat, "--max-new-tokens", "128", "--save-trie", str(trie)], folder / "first.jsonl")
+    setup.load_model = functools.cache(setup.load_model)
+
+    def answered(**given: Any) -> JobReport:
+        """A job, written to a file."""
+        return run_job(
+            JobSpec.of(model=options.model, dtype=options.dtype, out=str(folder / "out.jsonl"), overwrite=True, **given)
+        )
+
+    answered(input=options.chat, max_new_tokens=128, save_trie=str(trie))
     print("| job | batch | reported | clock | reported / clock | EDL |\n|---|---|---|---|---|---|")
     for name, prompts, batch_size, more in JOBS:
         if options.only and not name.startswith(tuple(options.only)):
             continue
-        given = more.format(schema=schema, trie=trie).split()
+        files = {"trie": [str(trie)], "json_schema": str(schema)}
         source = again if prompts == "again" else getattr(options, prompts)
-        job = [*generate, "--input", str(source), "--batch-size", str(batch_size), *given]
-        plain, drafted = [], []
+        job = {"input": str(source), "batch_size": batch_size, **more, **{key: files[key] for key in files if key in more}}
+        drafted, plain = [], 0.0
         for _ in range(options.turns):
-            drafted.append(seconds(job, folder / "out.jsonl"))
-            plain.append(seconds([*job, "--strategy", "off"], folder / "plain.jsonl"))
-        clock = sum(run["run_seconds"] or 0 for run in plain) / sum(run["run_seconds"] or 0 for run in drafted)
-        claims = [run for run in drafted if run["speedup_over_plain"]]
-        if claims:
-            low, high, claim = (
-                mean(run[key] or 0 for run in claims) for key in ("speedup_low", "speedup_high", "speedup_over_plain")
-            )
-            said = f"{low:.2f} to {high:.2f} | {clock:.2f} | {claim / clock:.2f}"
-        else:
-            said = f"not measured | {clock:.2f} | -"
-        print(f"| {name} | {batch_size} | {said} | {drafted[-1]['edl'] or 0:.2f} |", flush=True)
+            drafted.append(answered(**job))
+            plain += answered(**job, strategy="off").seconds
+        clock = plain / sum(report.seconds for report in drafted)
+        found = total(report.speedup for report in drafted if report.speedup and report.speedup.is_measured)
+        claim = f"{found} | {clock:.2f} | {found.value / clock:.2f}" if found else f"not measured | {clock:.2f} | -"
+        print(f"| {name} | {batch_size} | {claim} | {drafted[-1].totals.edl or 0:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ class StepBatch:
     def propose(self, budget: Budget, step: int, drafts: bool) -> None:
         """Learn what rows have emitted, draft for those that decode, and lay out the forward.
 
-        step: its number. drafts: for all rows, else for those that a grammar constrains.
+        step: its number. drafts: for all rows, else for those that a grammar constrains unless plain steps are to be timed.
         """
         self.reading_seconds = 0.0
         if self.call["full"]:
@@ -150,14 +150,15 @@ class StepBatch:
             self._make_room()
         drafter, call, everything = self.drafter, self.call, LEARN | GROW | CHOOSE | LAY_OUT
         drafts = drafts and drafter.options.strategy != "off"
-        call["step"], call["drafts"], call["recycles"] = step, drafts, 0
-        if not (drafts or self._guided or call["active"]):
+        guided = self._guided > 0 and not budget.times_plain_steps
+        call["step"], call["drafts"], call["recycles"] = step, 1 if drafts else 0 if guided else -1, 0
+        if not (drafts or guided or call["active"]):
             self._run(step_kernel.propose, everything)
             return
-        self._get_ready(budget, drafts or self._guided > 0)
+        self._get_ready(budget, drafts or guided)
         call["threads"] = drafter.growth.threads(len(self), int(call["grown"]))
         call["share"] = budget.cost.share(len(self))
-        call["recycles"] = drafter.wants_runner_up and self._vocab_size >= FEW and (drafts or self._guided > 0)
+        call["recycles"] = drafter.wants_runner_up and self._vocab_size >= FEW and (drafts or guided)
         if not self._is_staged():
             self._run(step_kernel.propose, everything)
             return

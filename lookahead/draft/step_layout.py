@@ -57,7 +57,7 @@ CALL = np.dtype(
         ("rows", np.int64),  # in slots 0 ...
         ("step", np.int64),  # number of this step
         ("adaptive", np.int64),  # the budget chooses
-        ("drafts", np.int64),  # rows are drafted for at this step; else those that are constrained
+        ("drafts", np.int64),  # rows that are drafted for at this step: 1 all, 0 those that are constrained, -1 none
         ("learns", np.int64),  # the drafter learns from what is accepted
         ("recycles", np.int64),  # runner-up tokens are kept
         ("nodes", np.int64),  # of a tree, and on a path, at most, below the root
