@@ -205,8 +205,7 @@ def test_plain_steps_are_timed_between_drafts_of_constrained_rows(demo, tokenize
     for _ in engine.run([engine.request(ids, 60, schema(SCHEMAS["list of points"])) for _ in range(4)]):
         pass
     assert engine.accounting.drafted[True] > 0
-    found = engine.accounting.speedup
-    assert found.error_seconds < 0.5 * found.plain_seconds  # 1.0 where none was timed
+    assert engine.accounting.plain._blocks  # of timed steps
 
 
 
