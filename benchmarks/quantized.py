@@ -99,7 +99,7 @@ def main() -> None:
         name: random_model(arguments.model, dtype="bfloat16", device="cpu", **scheme) for name, scheme in schemes.items()
     }
     print(json.dumps({"weights_bytes": {name: weight_bytes(target.model) for name, target in targets.items()}}), flush=True)
-    print(json.dumps({"cache_bytes_per_token": {name: target.place_bytes for name, target in targets.items()}}), flush=True)
+    print(json.dumps({"cache_bytes_per_token": {name: target.kv_bytes for name, target in targets.items()}}), flush=True)
     if not arguments.replay:
         for each in forwards(targets, arguments.past, arguments.batch_size):
             print(json.dumps(each), flush=True)

@@ -149,7 +149,7 @@ def bench_schemes(
         figures = dict[str, Any]()
 
         def look(target: TargetModel, prompts: list[list[int]], figures: dict[str, Any] = figures) -> None:
-            figures.update(weight_bytes=weight_bytes(target.model), kv_bytes_per_token=target.place_bytes)
+            figures.update(weight_bytes=weight_bytes(target.model), kv_bytes_per_token=target.kv_bytes)
             figures["loss"] = loss_of(target, prompts) if prompts else None
 
         model = dataclasses.replace(bench.model, quantize=weights, kv_dtype=keys)

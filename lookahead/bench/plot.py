@@ -163,7 +163,7 @@ def shades(count: int, second: bool = False) -> list[Any]:
     return [scale(0.82 - 0.5 * number / max(1, count - 1)) for number in range(count)]
 
 
-def legend_beside(axis: Any, drawn: Sequence[Any]) -> None:
+def legend_outside(axis: Any, drawn: Sequence[Any]) -> None:
     handles = {label: handle for each in drawn for handle, label in zip(*each.get_legend_handles_labels(), strict=True)}
     axis.axis("off")
     axis.legend(handles.values(), handles, loc="center left", frameon=False, fontsize=9)
@@ -318,7 +318,7 @@ def _draw_speed(comparison: Comparison, cells: Grid, axes: Any) -> None:
         value = operator.attrgetter(what)
         levels = [(value(run), *style) for run, *style in marks]
         _lines(axis, cells.by_length() if second else cells.by_branch(), value, up, second, levels)
-    legend_beside(key, [speed, speed_by_branch])
+    legend_outside(key, [speed, speed_by_branch])
 
 
 def _draw_edl(cells: Grid, axes: Any) -> None:
@@ -328,7 +328,7 @@ def _draw_edl(cells: Grid, axes: Any) -> None:
     _lines(by_branch, cells.by_length(), lambda r: r.edl, "EDL (tokens per decode step)", second=True)
     _lines(tokens, cells.by_branch(), drafted, "draft tokens per step")
     _lines(time, cells.by_branch(), draft_us, "draft time (us, median)")
-    legend_beside(key, [by_length, by_branch])
+    legend_outside(key, [by_length, by_branch])
 
 
 def _draw_map(axis: Any, cells: Grid) -> None:

@@ -199,8 +199,8 @@ def read_profile(name: str) -> CostProfile:
     try:
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
-        raise LookaheadError(f"{path}: not a cost profile ({said}). Write one with `lookahead calibrate`.") from error
+        cause = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
+        raise LookaheadError(f"{path}: not a cost profile ({cause}). Write one with `lookahead calibrate`.") from error
 
 
 def shipped_names() -> list[str]:

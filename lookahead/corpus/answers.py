@@ -49,8 +49,8 @@ def answered(row: dict[str, Any]) -> AnsweredRow | None:
     if not isinstance(row.get("finish_reason"), str):
         return None
     samples = row.get("samples")
-    said = samples if isinstance(samples, list) and samples else [row]
-    return AnsweredRow(row.get("id"), _some(said), False, prompt_of(row), _count(row.get("prompt_tokens")))
+    samples_or_row = samples if isinstance(samples, list) and samples else [row]
+    return AnsweredRow(row.get("id"), _some(samples_or_row), False, prompt_of(row), _count(row.get("prompt_tokens")))
 
 
 def asked(row: dict[str, Any]) -> Any | None:

@@ -169,7 +169,7 @@ def _depths(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _checked_header(cells: list[str], where: str) -> list[str]:
-    twice = next((cell for place, cell in enumerate(cells) if cell in cells[:place]), None)
+    twice = next((cell for column, cell in enumerate(cells) if cell in cells[:column]), None)
     if twice is not None or not all(cells) or not _is_text(cells):
         problem = f'names the column "{twice}" twice' if twice else "has a column without a name"
         raise CorpusError(f"{where}: the header {problem}.")

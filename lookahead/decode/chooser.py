@@ -45,12 +45,12 @@ class CountPenalty(LogitsProcessor):
 class Allowed(LogitsProcessor):
     """Rules out what a constraint does not allow. The last processor that may rule out anything.
 
-    beside: what else may, for errors. generated_from: first generated position; this processor advances the grammar itself and
+    others: what else may, for errors. generated_from: first generated position; this processor advances the grammar itself and
     forces the answer's completion in time.
     """
 
-    def __init__(self, guide: Guide, beside: str = "", generated_from: int | None = None):
-        self._guide, self._beside, self._generated_from = guide, beside, generated_from
+    def __init__(self, guide: Guide, others: str = "", generated_from: int | None = None):
+        self._guide, self._others, self._generated_from = guide, others, generated_from
         self._scores: torch.Tensor | None = None  # before
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Allowed(LogitsProcessor):
         self._scores, scores = scores, scores.masked_fill(~mask[: scores.shape[1]], -torch.inf)
         best = token = int(scores.argmax(-1))
         if not scores[0, best] > -torch.inf:
-            token = self._guide.refused(self._beside)
+            token = self._guide.refused(self._others)
             scores[:, token] = 0.0
         elif self._generated_from is not None and (token := self.in_time(best)) != best:
             scores[:, :] = -torch.inf

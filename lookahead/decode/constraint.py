@@ -198,14 +198,14 @@ class Guide:
         """True if what was emitted so far satisfies the whole constraint."""
         return self._ended or (not self._matcher.is_error() and self._matcher.is_accepting())
 
-    def refused(self, beside: str) -> int:
-        """The token to emit where `beside`, what else the request asks for, rules out all that are allowed: the end of an
+    def refused(self, others: str) -> int:
+        """The token to emit where `others`, what else the request asks for, rules out all that are allowed: the end of an
         answer that is complete. Raises ConstraintError if it is not, or cannot be ended.
         """
         if self.is_complete and self._eos:
             return min(self._eos)
         raise ConstraintError(
-            f"{self._kind} and {beside or 'the scores of the model'}: no token is allowed by both, and the answer is not "
+            f"{self._kind} and {others or 'the scores of the model'}: no token is allowed by both, and the answer is not "
             "complete. Leave one of them out."
         )
 

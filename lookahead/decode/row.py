@@ -186,10 +186,10 @@ def note_logprobs(rows: Sequence[RunningRow], scores: Scores) -> None:
     wanting = [(slot, row) for slot, row in enumerate(rows) if row._without_logprobs]
     if not wanting:
         return
-    places = [scores.place(slot, node) for slot, row in wanting for node in row._without_logprobs]
+    indices = [scores.row(slot, node) for slot, row in wanting for node in row._without_logprobs]
     emitted = [token for _, row in wanting for token in row.generation.token_ids[-len(row._without_logprobs) :]]
     try:
-        found = iter(logprobs_of(scores.logits, places, emitted, max(row.generation.logprobs or 0 for _, row in wanting)))
+        found = iter(logprobs_of(scores.logits, indices, emitted, max(row.generation.logprobs or 0 for _, row in wanting)))
         for _, row in wanting:
             most = row.generation.logprobs
             of_row = itertools.islice(found, len(row._without_logprobs))
@@ -207,10 +207,10 @@ def note_prompt_logprobs(rows: Sequence[RunningRow], batch: StepBatch, scores: S
             continue
         generation = row.generation
         begin = len(generation.prompt_token_logprobs) + 1
-        places = [scores.place(slot, node) for node in range(size)]
+        indices = [scores.row(slot, node) for node in range(size)]
         token_ids = generation.prompt_ids[begin : begin + size]
         try:
-            generation.prompt_token_logprobs += logprobs_of(scores.logits, places, token_ids, generation.prompt_logprobs or 0)
+            generation.prompt_token_logprobs += logprobs_of(scores.logits, indices, token_ids, generation.prompt_logprobs or 0)
         except Exception as error:  # such as no memory
             generation.fail(error)
             continue

@@ -123,8 +123,8 @@ def outline(
     """
     parents, path = tree.parents.tolist(), set(accepted)
     ranked = np.argsort(-tree.probabilities[1:], kind="stable") + 1
-    guesses = ranked[tree.probabilities[ranked] > 0].tolist()  # other nodes only fill a forward up
-    shown = path.union(guesses[:most])
+    drafted = ranked[tree.probabilities[ranked] > 0].tolist()  # other nodes only fill a forward up
+    shown = path.union(drafted[:most])
     for node in range(len(tree) - 1, 0, -1):
         if node in shown:
             shown.add(parents[node])
@@ -166,7 +166,7 @@ def outline(
         first, last = (float(tree.probabilities[n]) for n in (node, nodes[-1]))
         lines.append(Line(kind, tuple(nodes), token_ids, before, first, last, source, int(tree.matches[node]), forks, begins))
         follow(nodes[-1], forks)
-    return Outline(lines, len(set(guesses) - shown))
+    return Outline(lines, len(set(drafted) - shown))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -145,7 +145,7 @@ class StepBatch:
         """
         self.reading_seconds = 0.0
         if self.call["full"]:
-            self._make_place()
+            self._note_emitted()
         if self._prefills or len(self) > self._room_rows:
             self._make_room()
         drafter, call, everything = self.drafter, self.call, LEARN | GROW | CHOOSE | LAY_OUT
@@ -353,7 +353,7 @@ class StepBatch:
             line["emitted"] = line["known"] = 1
             self._note_index(slot)
 
-    def _make_place(self) -> None:
+    def _note_emitted(self) -> None:
         """Make room for what rows will emit next."""
         self.call["full"] = 0
         for slot in range(len(self)):

@@ -43,12 +43,12 @@ class PackedAttention:
         self.base = own if own == "eager" else "sdpa"  # kernels such as flash-attention take no tree mask
         # What the model hands to its layers names their kind by its width, no more: it may reach them as a copy.
         self._kinds = list(plan.windows)
-        self._fed = {
+        self._inputs = {
             kind: torch.empty(1, 1, 1, 1 + number, device=model.device, dtype=model.dtype)
             for number, kind in enumerate(self._kinds)
         }
         self._by_type = plan.by_type
-        self.masks = self._fed if plan.by_type else next(iter(self._fed.values()))
+        self.masks = self._inputs if plan.by_type else next(iter(self._inputs.values()))
         self.pack: Pack
 
     @contextlib.contextmanager

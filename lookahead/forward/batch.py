@@ -122,7 +122,7 @@ class Pack:
         return self.inputs[2, : self.kept]
 
     @functools.cached_property
-    def places(self) -> torch.Tensor:
+    def cache_positions(self) -> torch.Tensor:
         """int64 [tokens kept]"""
         return self.inputs[3, : self.kept]
 

@@ -121,11 +121,11 @@ class SlotCache(KeysAndValuesOnly):
         if kept is not None:
             keys, values = quantized(keys, kept), quantized(values, kept)
         if pack.one is not None:
-            slot, places = pack.one
-            held_keys[slot, :, places], held_values[slot, :, places] = keys, values
+            slot, positions = pack.one
+            held_keys[slot, :, positions], held_values[slot, :, positions] = keys, values
         else:
-            held_keys[pack.slots, :, pack.places] = keys.transpose(0, 1)
-            held_values[pack.slots, :, pack.places] = values.transpose(0, 1)
+            held_keys[pack.slots, :, pack.cache_positions] = keys.transpose(0, 1)
+            held_values[pack.slots, :, pack.cache_positions] = values.transpose(0, 1)
         if kept is not None:
             return as_keys(held_keys, key_states.shape[3]), as_keys(held_values, value_states.shape[3])
         return held_keys, held_values
@@ -161,11 +161,11 @@ class SlotCache(KeysAndValuesOnly):
     def get_seq_length(self, layer_idx: int = 0) -> torch.Tensor:
         return self.pack.offsets
 
-    def reserve(self, slots: int, capacity: int, held: Sequence[int], beside: bool = True) -> None:
+    def reserve(self, slots: int, capacity: int, held: Sequence[int], fits_both: bool = True) -> None:
         """Make room for that many slots of `capacity` positions each, and merge buffers. held: positions of each slot that
         stay.
 
-        beside: there is memory for the new buffers in addition to the old ones; else what stays waits in this machine's memory.
+        fits_both: there is memory for the new buffers and the old ones; else what stays waits in this machine's memory.
         """
         self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
         self.version = next(VERSIONS)
@@ -175,14 +175,14 @@ class SlotCache(KeysAndValuesOnly):
                 old = getattr(layer, name)
                 by_shape.setdefault((old.shape[1], old.shape[3], old.dtype, old.device), []).append((layer, name))
         self.buffers = []
-        stays = {key: [_held(getattr(*place), held, beside) for place in places] for key, places in by_shape.items()}
-        for layer, name in itertools.chain.from_iterable(by_shape.values()) if not beside else ():
+        stays = {key: [_held(getattr(*owner), held, fits_both) for owner in owners] for key, owners in by_shape.items()}
+        for layer, name in itertools.chain.from_iterable(by_shape.values()) if not fits_both else ():
             setattr(layer, name, None)
-        for key, places in by_shape.items():
+        for key, owners in by_shape.items():
             heads, size, dtype, device = key
             like = torch.empty(0, dtype=dtype, device=device)
-            buffer = zeros(like, len(places), self.slots, heads, self.capacity, size)
-            for number, (layer, name) in enumerate(places):
+            buffer = zeros(like, len(owners), self.slots, heads, self.capacity, size)
+            for number, (layer, name) in enumerate(owners):
                 for slot, old in enumerate(stays[key][number]):
                     buffer[number, slot, :, : old.shape[1]] = old
                 setattr(layer, name, buffer[number])
@@ -212,7 +212,7 @@ class SlotCache(KeysAndValuesOnly):
         for buffer in self.buffers:
             buffer[:, target, :, :length] = buffer[:, source, :, :length]
 
-    def place_bytes(self) -> int:
+    def kv_bytes(self) -> int:
         """Memory of one position of one slot. Known after a first forward."""
         return sum(b.element_size() * b.shape[0] * b.shape[2] * b.shape[4] for b in self.buffers)
 
@@ -254,7 +254,7 @@ class SequenceCache(SlotCache):
         self.past += len(nodes)
 
 
-def _held(buffer: torch.Tensor, held: Sequence[int], beside: bool) -> list[torch.Tensor]:
-    """[heads, positions, values] of each slot: that many positions. beside: as a view; else a copy in this machine's memory."""
+def _held(buffer: torch.Tensor, held: Sequence[int], fits_both: bool) -> list[torch.Tensor]:
+    """[heads, positions, values] of each slot: that many positions. fits_both: views; else copies in this machine's memory."""
     views = [buffer[slot, :, :length] for slot, length in enumerate(held[: len(buffer)])]
-    return views if beside else [view.to("cpu", copy=True) for view in views]
+    return views if fits_both else [view.to("cpu", copy=True) for view in views]

@@ -32,18 +32,18 @@ class Scores:
         """[nodes, vocab] of one slot."""
         return self.logits[self._starts[slot] : self._starts[slot + 1]]
 
-    def place(self, slot: int, node: int) -> int:
+    def row(self, slot: int, node: int) -> int:
         """The row of `logits` behind a node of a slot."""
         return self._starts[slot] + node
 
     def best(self, slot: int, node: int) -> int:
         """The token with the highest score after a node, the first if there are several."""
-        place = self.place(slot, node)
-        if self._known[place] < 0:
+        row = self.row(slot, node)
+        if self._known[row] < 0:
             scores, half = self._scores, self._scores.dtype != torch.float32
             bits = scores.view(torch.int16 if half else torch.int32).numpy()
-            self._known[place] = best_token(bits, np.int16(0x7FFF) if half else np.int32(0x7FFFFFFF), place)
-        return self._known[place]
+            self._known[row] = best_token(bits, np.int16(0x7FFF) if half else np.int32(0x7FFFFFFF), row)
+        return self._known[row]
 
     def native(self) -> tuple[int, int, int]:
         """(kind, address, vocabulary) of scores, for kernels (draft/best_kernel.py); kind NONE: a device has them."""

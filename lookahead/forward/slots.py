@@ -54,7 +54,7 @@ class Slots(Protocol):
     def close(self, slot: int) -> None:
         """The slot's text has ended; the last open slot takes its number."""
 
-    def place_bytes(self) -> int:
+    def kv_bytes(self) -> int:
         """Memory of the keys and values of one token, as far as the slots themselves hold them."""
 
 
@@ -163,13 +163,13 @@ class PackedSlots:
         if free is not None:
             free = int(self.target.agreed(free))
             free -= free // LEFT if self.target.bucketed else 0
-        own, held = self.target.place_bytes * cache.slots * cache.capacity, [len(held) for held in self._held[: cache.slots]]
+        own, held = self.target.kv_bytes * cache.slots * cache.capacity, [len(held) for held in self._held[: cache.slots]]
         ahead = self._longest if needed <= self._longest else min(needed + needed // 2, self.target.longest_text)
-        for wished, beside in itertools.product((ahead, needed), (True, False)):
+        for wished, fits_both in itertools.product((ahead, needed), (True, False)):
             capacity = -(-max(needed, cache.capacity, wished) // KEYS) * KEYS
-            size = self.target.place_bytes * max(slots, cache.slots) * capacity
-            if free is None or size < free + (0 if beside else own):
-                cache.reserve(slots, capacity, held, beside)
+            size = self.target.kv_bytes * max(slots, cache.slots) * capacity
+            if free is None or size < free + (0 if fits_both else own):
+                cache.reserve(slots, capacity, held, fits_both)
                 return
         raise MemoryError(f"{size:,} bytes of keys and values for {self.open} rows do not fit into {free:,} that are free")
 
@@ -192,8 +192,8 @@ class PackedSlots:
             self._held[slot] = list(self._held[last])
             self._texts[slot], self._begun[slot] = self._texts[last], self._begun[last]
 
-    def place_bytes(self) -> int:
-        return self.cache.place_bytes()
+    def kv_bytes(self) -> int:
+        return self.cache.kv_bytes()
 
 
 class SeparateSlots:
@@ -236,7 +236,7 @@ class SeparateSlots:
         self._states.pop()
         self.open -= 1
 
-    def place_bytes(self) -> int:
+    def kv_bytes(self) -> int:
         return 0
 
 

@@ -48,7 +48,7 @@ class TargetModel:
     mode: see the module's docstring. reason: why it is not "packed". not_program: why its forward is not a program, where steps
     are packed and it might have been one.
     kv_dtype: none, or int8 or int4, to which packed steps on a CPU quantize keys and values (quantized_cache.py).
-    place_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
+    kv_bytes: memory that keys and values of one token take, where it is packed (0: not known). layers: where that goes.
     bucketed: packed steps take one of a few shapes (on a GPU). attends_by_op: in packed steps attention is one call of
     lookahead::tree_attention (tree_attention.py); else calls of the model's own function. program: a whole packed forward as
     one native call, instead of the model's modules. linear: the kind of its linear layers (backends/cpu/linear.py).
@@ -64,7 +64,7 @@ class TargetModel:
     mode: Mode
     reason: str = ""
     not_program: str = ""
-    place_bytes: int = 0
+    kv_bytes: int = 0
     layers: tuple[LayerShape, ...] = ()
     bucketed: bool = False
     attends_by_op: bool = False

@@ -53,8 +53,8 @@ def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta:
             row[: past + line[TRUNK]] = True
             row[past + node] = True
         for line in tree:  # positions of what is behind the trunk are counted back from the token's own
-            places = seen[line[NODE]].nonzero().flatten()
-            seen[line[NODE], places[: line[FIRST]]] = False
+            columns = seen[line[NODE]].nonzero().flatten()
+            seen[line[NODE], columns[: line[FIRST]]] = False
         seen = seen.to(query.device)
         length, slot, end = seen.shape[1], tree[0][SLOT], start + len(tree)
         used = seen.any(0)[:, None]

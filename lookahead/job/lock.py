@@ -20,9 +20,9 @@ from lookahead.files.outputs import PACKED
 @dataclasses.dataclass(frozen=True)
 class JobFiles:
     out: Path
-    journal = property(lambda self: self._beside(".journal"))
-    manifest = property(lambda self: self._beside(".manifest.json"))
-    learned = property(lambda self: self._beside(".learned.jsonl"))
+    journal = property(lambda self: self._sibling(".journal"))
+    manifest = property(lambda self: self._sibling(".manifest.json"))
+    learned = property(lambda self: self._sibling(".learned.jsonl"))
 
     @property
     def is_made_at_the_end(self) -> bool:
@@ -32,7 +32,7 @@ class JobFiles:
     @property
     def rows(self) -> Path:
         """JSON lines, one a row."""
-        return self._beside(".partial.jsonl") if self.is_made_at_the_end else self.out
+        return self._sibling(".partial.jsonl") if self.is_made_at_the_end else self.out
 
     def existing(self) -> Path | None:
         """The output, or what is there of it."""
@@ -41,7 +41,7 @@ class JobFiles:
     def hold_rows(self) -> bool:
         return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
 
-    def _beside(self, ending: str) -> Path:
+    def _sibling(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
 
 

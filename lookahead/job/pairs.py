@@ -115,7 +115,7 @@ def _answers_of(row: dict[str, Any], path: str, line: int) -> list[Logged]:
         return [Logged(line, Answer(None, ids, True), row["prompt_ids"])]
     found = answered(row)
     if found is not None and (found.answers or found.failed):
-        return [Logged(line, said, found.prompt, found.row_id, found.prompt_tokens, job=True) for said in found.answers]
+        return [Logged(line, answer, found.prompt, found.row_id, found.prompt_tokens, job=True) for answer in found.answers]
     response = next((row[name] for name in RESPONSES if isinstance(row.get(name), str) and row[name]), None)
     if response and (prompt := prompt_of(row)):
         return [Logged(line, Answer(response, None, True), prompt)]

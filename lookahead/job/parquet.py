@@ -100,7 +100,7 @@ def _has_empty_struct(kind: Any) -> bool:
 def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]:
     """Type of each column, in the order of the JSON. texts: columns of ids that are text; scored_samples: have "logprobs"."""
     text, count, ids = arrow.string(), arrow.int64(), arrow.list_(arrow.int64())
-    said = {"text": text, "token_ids": ids, "finish_reason": text, "complete": arrow.bool_()}
+    answer = {"text": text, "token_ids": ids, "finish_reason": text, "complete": arrow.bool_()}
     scored = {"id": count, "token": text, "logprob": arrow.float64()}
     own = arrow.list_(arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))}))
     logprobs = {"logprobs": own}
@@ -110,14 +110,14 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
         "prompt": text,
         "messages": asked,
         "prompt_ids": ids,
-        **said,
+        **answer,
         **logprobs,
         "prompt_logprobs": own,
         **dict.fromkeys(("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens"), count),
         "edl": arrow.float64(),
         "accepted_by_source": arrow.map_(text, count),
         "seconds": arrow.float64(),
-        "samples": arrow.list_(arrow.struct({**said, **(logprobs if scored_samples else {})})),
+        "samples": arrow.list_(arrow.struct({**answer, **(logprobs if scored_samples else {})})),
         "response": _openai_response(arrow, own),
         "error": arrow.struct({"type": text, "message": text, "line": count, "file": text}),
     }
@@ -126,9 +126,9 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
 def _openai_response(arrow: Any, own_logprobs: Any) -> Any:
     text, count = arrow.string(), arrow.int64()
     message = arrow.struct({"role": text, "content": text, "refusal": text})
-    said = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
-    said |= {"complete": arrow.bool_(), "prompt_logprobs": own_logprobs}
-    choice = arrow.struct({"index": count, **said, "finish_reason": text})
+    answer = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
+    answer |= {"complete": arrow.bool_(), "prompt_logprobs": own_logprobs}
+    choice = arrow.struct({"index": count, **answer, "finish_reason": text})
     usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
     error = arrow.struct({"message": text, "type": text, "param": text, "code": text, "line": count, "file": text})
     named = {"id": text, "object": text, "created": count, "model": text}

@@ -147,8 +147,8 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
     # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
     outputs = [Output("-o", io.out, ROWS), Output("--log-file", spec.reporting.log_file)]
     if files is not None:
-        beside = [(files.journal, JOURNAL), (files.manifest, MANIFEST), (files.learned, LEARNED)]
-        outputs += [Output("-o", path, kind) for path, kind in beside]
+        own_files = [(files.journal, JOURNAL), (files.manifest, MANIFEST), (files.learned, LEARNED)]
+        outputs += [Output("-o", path, kind) for path, kind in own_files]
         if files.is_made_at_the_end:
             outputs.append(Output("-o", files.rows, ROWS))
     outputs.append(Output("--save-trie", drafting.save_trie, ANY_TRIE, updates=("--trie",)))

@@ -79,7 +79,7 @@ class InputOutput(OptionGroup):
 
 @dataclass(frozen=True)
 class Drafting(OptionGroup):
-    """Say where drafts come from and how long they are. Nothing of it changes an answer."""
+    """State where drafts come from and how long they are. Nothing of it changes an answer."""
 
     CHANGES_ANSWERS = False
 
@@ -149,7 +149,7 @@ class AnswerLength(OptionGroup):
 
 @dataclass(frozen=True)
 class SamplingOptions(SamplingFields, AnswerLength):
-    """Say how tokens are chosen, where a row's "params" set nothing else."""
+    """State how tokens are chosen, where a row's "params" set nothing else."""
 
     stop: Sequence[str] | None = option(None, "End an answer after this text; repeat for several.", "TEXT")
     include_stop: bool = option(
@@ -171,7 +171,7 @@ class SamplingOptions(SamplingFields, AnswerLength):
 
 @dataclass(frozen=True)
 class Constraints(OptionGroup):
-    """Say what answers must look like: one of these, or nothing."""
+    """State what answers must look like: one of these, or nothing."""
 
     CHANGES_ANSWERS = True
 
@@ -185,7 +185,7 @@ class Constraints(OptionGroup):
 
 @dataclass(frozen=True)
 class ScaleOut(OptionGroup):
-    """Say how many rows are answered at once, on how many processes and devices. A shard answers other rows,
+    """State how many rows are answered at once, on how many processes and devices. A shard answers other rows,
     so it is another job.
     """
 
@@ -216,7 +216,7 @@ class ScaleOut(OptionGroup):
 
 @dataclass(frozen=True)
 class Reporting(OptionGroup):
-    """Say what is reported of the job while it runs.
+    """State what is reported of the job while it runs.
 
     json, log_file and verbose are of the command: from Python, `JobEvents` of your own stand in for them.
     """

@@ -272,7 +272,7 @@ class WorkerPool:
         for ended in report.ended:
             self._losses = 0
             if self._learn:
-                self._emitted.extend((worker, said) for said in ended.emitted)
+                self._emitted.extend((worker, token_ids) for token_ids in ended.emitted)
                 self._emitted_in_all += len(ended.emitted)
             put(worker.tasks.pop(ended.number).index, ended)
 

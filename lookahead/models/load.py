@@ -250,7 +250,7 @@ def _log_setting(target: TargetModel) -> None:
         "%s: %s, %s, attention %s, linear layers by %s", target.name, where, setting.dtype, setting.attention, setting.linear
     )
     if target.kv_dtype != "none":
-        log.info("%s: keys and values in %s, %d bytes a token", target.name, target.kv_dtype, target.place_bytes)
+        log.info("%s: keys and values in %s, %d bytes a token", target.name, target.kv_dtype, target.kv_bytes)
     log.info("%s: drafts are verified in mode %s%s", target.name, target.mode, reason)
 
 

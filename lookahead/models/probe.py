@@ -177,7 +177,7 @@ def probed(model: Any, name: str = "model", may_be_program: bool = True) -> Targ
         if not error:
             assert yardstick
             if isinstance(slots, PackedSlots):
-                target = dataclasses.replace(target, place_bytes=slots.place_bytes(), layers=slots.cache.shapes())
+                target = dataclasses.replace(target, kv_bytes=slots.kv_bytes(), layers=slots.cache.shapes())
                 if not by_op:
                     target = dataclasses.replace(target, not_program="its attention is a function of its own")
                 elif may_be_program:

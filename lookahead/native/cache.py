@@ -216,15 +216,15 @@ def _read(path: Path) -> bytes | None:
 
 def _write(folder: Path, name: str, content: bytes) -> str:
     """Why it could not be written; "" if it is, under its name when it is whole."""
-    beside = folder / f"{name}.{secrets.token_hex(4)}.tmp"
+    temporary = folder / f"{name}.{secrets.token_hex(4)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        with open(os.open(beside, flags, 0o644), "wb") as file:
-            os.chmod(beside, 0o644)  # regardless of the umask: all may read, nobody else may write
+        with open(os.open(temporary, flags, 0o644), "wb") as file:
+            os.chmod(temporary, 0o644)  # regardless of the umask: all may read, nobody else may write
             file.write(hashlib.sha256(content).digest() + content)
-        os.replace(beside, folder / name)
+        os.replace(temporary, folder / name)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return f"{folder}: {error.strerror}"
     return ""

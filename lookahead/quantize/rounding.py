@@ -41,8 +41,8 @@ def quantized(weight: torch.Tensor, bits: int, moments: torch.Tensor | None = No
             group = in_4_bits(weight[:, part], sizes[part])
             assert group.zeros is not None
             scale, zero, least, most = group.scales[:, 0], group.zeros[:, 0].float(), 0, 15
-            place = int(order[start]) // GROUP
-            scales[:, place], zeros[:, place] = scale, group.zeros[:, 0]
+            index = int(order[start]) // GROUP
+            scales[:, index], zeros[:, index] = scale, group.zeros[:, 0]
         else:
             scale, zero, least, most = plain.scales[:, 0], torch.zeros(()), -127, 127
         errors = torch.empty(len(weight), part.stop - start)

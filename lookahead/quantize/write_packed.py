@@ -138,8 +138,8 @@ class _Files:
         names = ["model.safetensors"]
         if len(self.files) > 1:
             names = [f"model-{n + 1:05}-of-{len(self.files):05}.safetensors" for n in range(len(self.files))]
-            places = {tensor: name for name, tensors in zip(names, self.files, strict=True) for tensor in tensors}
-            index = {"metadata": {"total_size": self.total}, "weight_map": places}
+            file_of = {tensor: name for name, tensors in zip(names, self.files, strict=True) for tensor in tensors}
+            index = {"metadata": {"total_size": self.total}, "weight_map": file_of}
             (self.folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
         for number, name in enumerate(names):
             (self.folder / f"{number}.part").rename(self.folder / name)
@@ -326,15 +326,15 @@ def _write(
         for path in source.iterdir():
             if path.is_file() and path.suffix in COPIED and path.name not in LEFT:
                 shutil.copyfile(path, folder / path.name)
-        said = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        said["quantization_config"] = quantization_config(plan, scheme, bool(changes.orders))
-        said |= {ACTIVATIONS_FIELD: "none"} if weights_only else {EMBEDDING_BITS: plan.embedding_bits}
+        fields = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        fields["quantization_config"] = quantization_config(plan, scheme, bool(changes.orders))
+        fields |= {ACTIVATIONS_FIELD: "none"} if weights_only else {EMBEDDING_BITS: plan.embedding_bits}
         if plan.untied:
-            said["tie_word_embeddings"] = False
-        (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            fields["tie_word_embeddings"] = False
+        (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         if choose is not None:
-            said[BLOCKS_IN_8_BITS] = choose(folder, changes.largest)
-            (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            fields[BLOCKS_IN_8_BITS] = choose(folder, changes.largest)
+            (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         if target.exists():
             target.rmdir()
         folder.rename(target)

@@ -110,8 +110,8 @@ def check_suffixes(trie: MappedTrie, segment: Segment, workers: int = 1, pages: 
         keys = sample_keys(tokens, separator, chunk, np.empty(-(-len(chunk) // SAMPLE), np.uint64))
         differing = keys != samples[begin // SAMPLE : begin // SAMPLE + len(keys)]
         if differing.any():
-            place = begin // SAMPLE + int(np.argmax(differing))
-            raise trie.damaged("the sampled keys do not fit the suffixes", segment.section("samples"), place)
+            index = begin // SAMPLE + int(np.argmax(differing))
+            raise trie.damaged("the sampled keys do not fit the suffixes", segment.section("samples"), index)
         if pages is not None:
             pages.trim()
 
@@ -130,8 +130,8 @@ def check_first(trie: MappedTrie, segment: Segment) -> None:
     if wrong.any():
         raise trie.damaged("the first-token table does not fit the suffixes", section, int(np.argmax(wrong)))
     held = np.flatnonzero(np.diff(first))
-    for places in (first[held], first[held + 1] - 1):  # the first and the last suffix of each token
-        wrong = segment.tokens[segment.suffixes[places]] != held
+    for rows in (first[held], first[held + 1] - 1):  # the first and the last suffix of each token
+        wrong = segment.tokens[segment.suffixes[rows]] != held
         if wrong.any():
             raise trie.damaged("the first-token table does not fit the suffixes", section, int(held[np.argmax(wrong)]))
 

@@ -240,10 +240,10 @@ class _Pruning:
             tokens = segment.tokens[begin : begin + step].copy()
             tokens[marks == CUT] = separator
             writer.append(tokens[stay])
-            places = np.cumsum(stay) + n - stay
-            ranks[begin // RANK : begin // RANK + len(places[::RANK])] = places[::RANK]
+            targets = np.cumsum(stay) + n - stay
+            ranks[begin // RANK : begin // RANK + len(targets[::RANK])] = targets[::RANK]
             closing = np.flatnonzero(marks == CUT)
-            new_ends.append(places[closing])
+            new_ends.append(targets[closing])
             new_numbers.append(self.numbers[np.searchsorted(self.ends, closing + begin)])
             n += int(np.count_nonzero(stay))
             self.resources.progress("writing", n, None)
@@ -288,7 +288,7 @@ def mark_suffixes(tokens, separator, suffixes, min_count, depths, marks):
     """
     deepest = depths[-1]
     members = np.zeros(len(depths), np.int64)
-    places = np.zeros(len(depths), np.int64)
+    targets = np.zeros(len(depths), np.int64)
     branch = 0  # where the group of equal first BRANCH_DEPTH tokens begins
     previous = np.int64(-1)
     touched = np.int64(0)
@@ -315,15 +315,15 @@ def mark_suffixes(tokens, separator, suffixes, min_count, depths, marks):
         for i in range(len(depths)):
             if shared >= depths[i]:
                 members[i] += 1
-                places[i] = min(places[i], here)
+                targets[i] = min(targets[i], here)
                 continue
             worth, count = 0, members[i]
             while count > 1:
                 worth += 1
                 count >>= 1
             if worth:
-                marks[places[i]] += worth
-            members[i], places[i] = 0, here
+                marks[targets[i]] += worth
+            members[i], targets[i] = 0, here
             if here >= 0:
                 whole = shared
                 while whole < depths[i] and tokens[here + whole] != separator:
@@ -376,10 +376,10 @@ def move(suffixes, marks, ranks, tokens, separator, moved, keys):
         p = np.int64(suffixes[k])
         if marks[p] != INDEXED:
             continue
-        place = ranks[p // RANK]
+        target = ranks[p // RANK]
         for q in range(p // RANK * RANK, p):
-            place += marks[q] != DROPPED
-        moved[found] = place
+            target += marks[q] != DROPPED
+        moved[found] = target
         keys[found] = pack(tokens, separator, bits, p, digits)
         found += 1
     return found

@@ -54,10 +54,10 @@ def _compare(tokens, n, position, pattern, start, stop):
     if position < 0 or position > n - (stop - start):
         # Too near the end to hold the pattern: compare what there is.
         for j in range(start, stop):
-            place = position + j - start
-            if place < 0 or place >= n:
+            at = position + j - start
+            if at < 0 or at >= n:
                 return -1
-            difference = np.int64(tokens[place]) - np.int64(pattern[j])
+            difference = np.int64(tokens[at]) - np.int64(pattern[j])
             if difference != 0:
                 return -1 if difference < 0 else 1
         return 0

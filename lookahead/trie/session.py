@@ -185,10 +185,10 @@ def merge_sorted(tokens, many, few):
                 low = middle + 1
             else:
                 high = middle
-        for place in range(done, low):
-            merged[place + k] = many[place]
+        for index in range(done, low):
+            merged[index + k] = many[index]
         merged[low + k] = few[k]
         done = low
-    for place in range(done, len(many)):
-        merged[place + len(few)] = many[place]
+    for index in range(done, len(many)):
+        merged[index + len(few)] = many[index]
     return merged

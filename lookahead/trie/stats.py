@@ -52,16 +52,16 @@ def overview(trie: Trie, deepest: int = 8, most: int = 10, resources: BuildResou
 
     counts, top = np.zeros((counted, 2), np.int64), np.empty((0, 2), np.int64)
     with ThreadPoolExecutor(resources.workers) as pool:
-        for some, commonest in pool.map(count, parts):
+        for some, most_frequent in pool.map(count, parts):
             counts += some
-            top = _commonest(top, commonest, most)
+            top = _most_frequent(top, most_frequent, most)
     rows: list[DepthRow] = []
     for depth, (nodes, single) in enumerate(counts[: min(deepest, trie.header.depth)].tolist(), 1):
         if not nodes:
             break
         above = rows[-1].nodes if rows else 1
         rows.append(DepthRow(depth, nodes, round(nodes / above, 3), round(single / nodes, 4)))
-    return Overview(rows, [(tokens[place : place + BRANCH_LENGTH].tolist(), count) for place, count in top.tolist()])
+    return Overview(rows, [(tokens[begin : begin + BRANCH_LENGTH].tolist(), count) for begin, count in top.tolist()])
 
 
 def begins_documents(trie: Trie, branch: list[int]) -> bool:
@@ -110,12 +110,12 @@ def _count(
     for block in itertools.chain(blocks, [np.array([-1])]):
         branches = np.empty((len(block), 2), np.int64)
         found = add_nodes(tokens, block, last, separator, counts, open_nodes, branches, BRANCH_LENGTH)
-        top = _commonest(top, branches[:found], most)
+        top = _most_frequent(top, branches[:found], most)
         last = int(block[-1])
     return counts, top
 
 
-def _commonest(top: np.ndarray, more: np.ndarray, most: int) -> np.ndarray:
+def _most_frequent(top: np.ndarray, more: np.ndarray, most: int) -> np.ndarray:
     """The `most` rows of highest count of both; of equal ones those that come first."""
     if len(top) == most and most:
         more = more[more[:, 1] > top[-1, 1]]

@@ -141,7 +141,7 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
         most = max(most, first[i + 1] - first[i])
     digits = key_digits(bits)
     keys, spare_keys = np.empty(most, np.uint64), np.empty(most, np.uint64)
-    places, spare_places = np.empty(most, suffixes.dtype), np.empty(most, suffixes.dtype)
+    sorted_suffixes, spare_suffixes = np.empty(most, suffixes.dtype), np.empty(most, suffixes.dtype)
     counts = np.empty((8, 256), np.int64)
     touched = np.int64(0)
     stack = np.empty((1024, 3), np.int64)  # ranges still to be sorted: low, high, tokens that all of it shares
@@ -162,10 +162,10 @@ def sort_tokens(tokens, separator, bits, suffixes, first, depth):
                 if k % AHEAD == 0:  # as in pack_texts
                     for ahead in range(k, min(k + AHEAD, size)):
                         touched += np.int64(tokens[np.int64(suffixes[low + ahead]) + shared])
-                places[k] = suffixes[low + k]
-                keys[k] = pack(tokens, separator, bits, np.int64(places[k]) + shared, taken)
-            swapped = _radix_sort(keys, places, spare_keys, spare_places, size, counts)
-            by_key, at = (spare_keys, spare_places) if swapped else (keys, places)
+                sorted_suffixes[k] = suffixes[low + k]
+                keys[k] = pack(tokens, separator, bits, np.int64(sorted_suffixes[k]) + shared, taken)
+            swapped = _radix_sort(keys, sorted_suffixes, spare_keys, spare_suffixes, size, counts)
+            by_key, at = (spare_keys, spare_suffixes) if swapped else (keys, sorted_suffixes)
             shared += taken
             begin = 0
             while begin < size:
@@ -209,7 +209,7 @@ def _holds(key, separator, bits, count):
 
 
 @kernel
-def _radix_sort(keys, places, spare_keys, spare_places, size, counts):
+def _radix_sort(keys, sorted_suffixes, spare_keys, spare_suffixes, size, counts):
     """Sort keys[:size] with their positions, stably, byte by byte; True if the result lies in the spare arrays."""
     counts[:] = 0
     for k in range(size):
@@ -229,9 +229,9 @@ def _radix_sort(keys, places, spare_keys, spare_places, size, counts):
             slot = counts[r, value]
             counts[r, value] = slot + 1
             spare_keys[slot] = keys[k]
-            spare_places[slot] = places[k]
+            spare_suffixes[slot] = sorted_suffixes[k]
         keys, spare_keys = spare_keys, keys
-        places, spare_places = spare_places, places
+        sorted_suffixes, spare_suffixes = spare_suffixes, sorted_suffixes
         swapped = not swapped
     return swapped
 
@@ -297,8 +297,8 @@ def pack_texts(tokens, separator, bits, positions, order, texts):
             key = np.uint64(0)
             ended = start + taken > n
             if not ended:
-                for place in range(start, start + taken):  # without a branch, as most words hold no separator
-                    token = np.uint64(tokens[place])
+                for position in range(start, start + taken):  # without a branch, as most words hold no separator
+                    token = np.uint64(tokens[position])
                     key = (key << np.uint64(bits)) | token
                     ended |= token == np.uint64(separator)
             if ended:

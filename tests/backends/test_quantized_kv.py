@@ -185,9 +185,9 @@ def test_demo_model_loses_little():
 
 
 def test_memory_of_a_token():
-    whole = load_model(DEMO, dtype="bfloat16", device="cpu").place_bytes
+    whole = load_model(DEMO, dtype="bfloat16", device="cpu").kv_bytes
     for kv_dtype, dtype, share in (("int8", "float32", 0.55), ("int4", HALF, 0.32)):
-        held = load_model(DEMO, dtype=dtype, device="cpu", kv_dtype=kv_dtype).place_bytes
+        held = load_model(DEMO, dtype=dtype, device="cpu", kv_dtype=kv_dtype).kv_bytes
         assert 0 < held <= share * whole
 
 

@@ -198,6 +198,7 @@ def test_what_must_come_is_drafted_and_nothing_that_cannot(demo, tokenizer):
         at += len(step.emitted)
     assert at == len(said)
 
+
 def test_plain_steps_are_timed_between_drafts_of_constrained_rows(demo, tokenizer):
     """Else the speedup of a job of such rows is never measured: what grammars force is drafted for whatever it costs."""
     engine = DecodingEngine(demo, Drafter([], DraftOptions()), 1, tokenizer=tokenizer)
@@ -206,7 +207,6 @@ def test_plain_steps_are_timed_between_drafts_of_constrained_rows(demo, tokenize
         pass
     assert engine.accounting.drafted[True] > 0
     assert engine.accounting.plain._blocks  # of timed steps
-
 
 
 # bad constraints

@@ -38,6 +38,12 @@ WORDS = {
     r"guess(?:es|ed|ing)?": "draft, drafted; draft tokens",
     r"in (?:any|what) company": "next to any other tokens",
 }
+# The same of names, by their words. Fields of files are as they were when these were written.
+IN_NAMES = {
+    *("told", "said", "say", "says", "place", "places", "fed", "guess", "guesses", "beside", "company", "anew"),
+    *("reckon", "dear", "wary", "whatever", "likeliest", "commonest"),
+}
+FIELDS = {"place", "per_said"}
 BANNED = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS), re.IGNORECASE)
 
 
@@ -60,6 +66,13 @@ def written_in(source: str) -> list[str]:
     kinds = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
     texts = [token.string for token in tokens if token.type in kinds and " " in token.string]
     return [LABELS.sub("", COLUMNS.sub("", re.sub(r"\{[^{}]*\}", "", text))) for text in texts]
+
+
+def names_in(source: str) -> set[str]:
+    """Names of some Python source that hold a word that is avoided."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    names = {token.string for token in tokens if token.type == tokenize.NAME} - FIELDS
+    return {name for name in names if IN_NAMES & {word.lower() for word in re.split(r"_|(?<=[a-z])(?=[A-Z])", name)}}
 
 
 def found_in(text: str) -> list[str]:
@@ -95,6 +108,11 @@ def test_avoided_words_are_found(text):
 )
 def test_avoided_words_in_source_are_found(source):
     assert [found for text in written_in(source) for found in found_in(text)]
+
+
+def test_names_use_the_words_of_the_field():
+    assert {file.name: names for file in FILES if (names := names_in(file.read_text(encoding="utf-8")) - {"_in_place"})} == {}
+    assert names_in("def first_said(toldYou): place") == {"first_said", "toldYou"}
 
 
 def test_parameters_of_a_docstring_are_not_looked_at():

@@ -51,7 +51,7 @@ def device(monkeypatch):
 @torch.inference_mode()
 def test_job_whose_keys_and_values_take_83_percent_of_memory_passes(target, device):
     rows, length, room = 4, 180, 60
-    need = target.place_bytes * (rows + 1) * 256
+    need = target.kv_bytes * (rows + 1) * 256
     device.size = int(need * 1.2)
     slots = PackedSlots(target)
     texts = [np.random.default_rng(row).integers(3, 60, length).astype(np.int32) for row in range(rows)]
@@ -71,7 +71,7 @@ def test_buffers_grow_where_old_and_new_ones_do_not_fit_side_by_side(target, dev
     monkeypatch.setattr(SlotCache, "reserve", lambda cache, *args: made.append(args) or reserve(cache, *args))
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 2)
     prompts = [[*range(3, 40)], [*range(5, 60)], [int(t) for t in np.random.default_rng(1).integers(3, 60, 230)]]
-    device.size = int(target.place_bytes * 3 * 256 * 1.2)  # the last prompt wants more than twice of what the first ones want
+    device.size = int(target.kv_bytes * 3 * 256 * 1.2)  # the last prompt wants more than twice of what the first ones want
     requests = [engine.request(prompt, 20) for prompt in prompts]
     assert len(list(engine.run(requests))) == 3
     assert [request.token_ids for request in requests] == [plainly(target.model, prompt, 20) for prompt in prompts]

@@ -38,13 +38,13 @@ def tree_attention_cpu(
     size = query.element_size()
     _, query_head, query_token, _ = query.stride()
     kept = key.element_size()
-    key_slot, key_head, key_place, _ = key.stride()
-    value_slot, value_head, value_place, _ = value.stride()
+    key_slot, key_head, key_position, _ = key.stride()
+    value_slot, value_head, value_position, _ = value.stride()
     task = kernel.TASK_BYTES.pack(
         *(0, tokens, heads, key_heads, width, value_width, scale * kernel.LOG2_E),
         *(query.data_ptr(), query_token * size, query_head * size),
-        *(key.data_ptr(), key_slot * kept, key_head * kept, key_place * kept),
-        *(value.data_ptr(), value_slot * kept, value_head * kept, value_place * kept),
+        *(key.data_ptr(), key_slot * kept, key_head * kept, key_position * kept),
+        *(value.data_ptr(), value_slot * kept, value_head * kept, value_position * kept),
         *(output.data_ptr(), meta.data_ptr(), size, 0, gives_way()),
     )
     products = tokens * heads * width

@@ -44,8 +44,8 @@ FEW = 8  # queries up to which keys are read as they lie, rather than side by si
 # What the array that describes a call holds: numbers, addresses and strides in bytes
 TICKETS, TASK_TOKENS, HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH, SCALE = range(7)
 QUERY, QUERY_TOKEN, QUERY_HEAD = 7, 8, 9
-KEY, KEY_SLOT, KEY_HEAD, KEY_PLACE = 10, 11, 12, 13
-VALUE, VALUE_SLOT, VALUE_HEAD, VALUE_PLACE = 14, 15, 16, 17
+KEY, KEY_SLOT, KEY_HEAD, KEY_POSITION = 10, 11, 12, 13
+VALUE, VALUE_SLOT, VALUE_HEAD, VALUE_POSITION = 14, 15, 16, 17
 OUTPUT, TASK_META, BYTES = 18, 19, 20
 DONE, YIELDS = 21, 22  # shares that are done; see threads.wait_for
 TASK = 23
@@ -62,7 +62,7 @@ def _mix(task, kind, segment, weights_stride, outputs, padded, totals, unused):
     totals that nobody wants.
     """
     first, rows, count, weights, value = segment[0], segment[1], segment[2], segment[3], segment[4]
-    stride, width, line = task[VALUE_PLACE], task[VALUE_WIDTH], padded * 4
+    stride, width, line = task[VALUE_POSITION], task[VALUE_WIDTH], padded * 4
     into = totals + first * 64
     at = 0
     while at < width:
@@ -90,14 +90,14 @@ def _mix(task, kind, segment, weights_stride, outputs, padded, totals, unused):
 
 
 @inlined
-def _tail(meta, start, token, places):
-    """Ancestors of a token, itself included, that are not in its trunk: fills `places`, first to last; returns how many."""
+def _tail(meta, start, token, ancestors):
+    """Ancestors of a token, itself included, that are not in its trunk: fills `ancestors`, first to last; returns how many."""
     line = meta[token]
     count = line[POSITION] + 1 - max(line[FIRST], line[PAST] + line[TRUNK])
     count = max(count, 0)
     node = line[NODE]
     for number in range(count - 1, -1, -1):
-        places[number] = line[PAST] + node
+        ancestors[number] = line[PAST] + node
         node = meta[start + node][PARENT]
     return count
 
@@ -108,7 +108,7 @@ def _scores(task, kind, head, queries, count, slot, low, high, scores):
 
     queries, scores: scratch memory, for whole tiles of 4 queries and of 16 keys.
     """
-    stride = task[KEY_PLACE]
+    stride = task[KEY_POSITION]
     keys = task[KEY] + slot * task[KEY_SLOT] + head * task[KEY_HEAD]
     query, score, padded = queries.ctypes.data, scores.ctypes.data, queries.shape[1]
     line, row = padded * 4, scores.shape[1] * 4
@@ -136,10 +136,10 @@ def _scores(task, kind, head, queries, count, slot, low, high, scores):
 
 
 @part
-def _weights(task, meta, kind, start, first, head, queries, low, scores, tails, places, seen):
+def _weights(task, meta, kind, start, first, head, queries, low, scores, tails, ancestors, seen):
     """Scores behind the trunk; then all scores of each query become weights, the largest being 1.
 
-    tails: their weights [queries, most]; places: those of each token [tokens, most]; seen: how many of them.
+    tails: their weights [queries, most]; ancestors: those of each token [tokens, most]; seen: how many of them.
     """
     keys = task[KEY] + meta[start, SLOT] * task[KEY_SLOT] + head * task[KEY_HEAD]
     query, line, grouped = queries.ctypes.data, queries.shape[1] * 4, task[HEADS] // task[KEY_HEADS]
@@ -147,13 +147,13 @@ def _weights(task, meta, kind, start, first, head, queries, low, scores, tails, 
         token = number // grouped
         about = meta[first + token]
         if number % grouped == 0:
-            seen[token] = _tail(meta, start, first + token, places[token])
+            seen[token] = _tail(meta, start, first + token, ancestors[token])
         begin, end = about[FIRST], about[PAST] + about[TRUNK]
         dense = max(0, end - begin)
         row = scores.ctypes.data + number * scores.shape[1] * 4 + (begin - low) * 4
         for other in range(seen[token]):
-            place = keys + places[token, other] * task[KEY_PLACE]
-            tails[number, other] = dot(kind, query + number * line, place, task[WIDTH])
+            key = keys + ancestors[token, other] * task[KEY_POSITION]
+            tails[number, other] = dot(kind, query + number * line, key, task[WIDTH])
         tail = tails.ctypes.data + number * tails.shape[1] * 4
         top = max(largest(row, dense), largest(tail, seen[token]))
         powers(row, dense, top)
@@ -161,13 +161,13 @@ def _weights(task, meta, kind, start, first, head, queries, low, scores, tails, 
 
 
 @inlined
-def _segments(task, meta, first, head, number, rows, low, scores, tails, places, seen, segments):
+def _segments(task, meta, first, head, number, rows, low, scores, tails, ancestors, seen, segments):
     """List what the outputs of a tile of queries, 1, 2 or 4 from `number` on, are added up from, in this order; returns how
     many.
 
     segments: int64 [most, 6], see `_mix`; the last is the distance between the weights of two queries.
     """
-    stride, grouped = task[VALUE_PLACE], task[HEADS] // task[KEY_HEADS]
+    stride, grouped = task[VALUE_POSITION], task[HEADS] // task[KEY_HEADS]
     values = task[VALUE] + meta[first, SLOT] * task[VALUE_SLOT] + head * task[VALUE_HEAD]
     row, tail = scores.shape[1] * 4, tails.shape[1] * 4
     begin, end = np.int64(0), np.int64(1) << 60
@@ -194,19 +194,19 @@ def _segments(task, meta, first, head, number, rows, low, scores, tails, places,
             for other in range(seen[token] if phase == 2 else 0):
                 segments[count, 0], segments[count, 1], segments[count, 2] = query, 1, 1
                 segments[count, 3] = tails.ctypes.data + query * tail + other * 4
-                segments[count, 4], segments[count, 5] = values + places[token, other] * stride, tail
+                segments[count, 4], segments[count, 5] = values + ancestors[token, other] * stride, tail
                 count += 1
     return count
 
 
 @part
-def _outputs(task, meta, kind, first, head, low, scores, tails, places, seen, outputs, totals):
+def _outputs(task, meta, kind, first, head, low, scores, tails, ancestors, seen, outputs, totals):
     """Weighted sums of values, [queries, numbers], and of the weights, for tiles of 4 queries, 2 and 1."""
     segments = np.empty((4 * (tails.shape[1] + 2) + 1, 6), np.int64)
     number, count = 0, len(tails)
     while number < count:
         rows = 4 if count - number >= 4 else 2 if count - number >= 2 else 1
-        some = _segments(task, meta, first, head, number, rows, low, scores, tails, places, seen, segments)
+        some = _segments(task, meta, first, head, number, rows, low, scores, tails, ancestors, seen, segments)
         for index in range(some):
             segment, unused = segments[index], totals.ctypes.data + (len(totals) - 4) * 64
             _mix(task, kind, segment, segment[5], outputs.ctypes.data, outputs.shape[1], totals.ctypes.data, unused)
@@ -234,11 +234,11 @@ def _share(task, meta, kind, kept, scale, start, first, last, head):
     keys = (high - low + 15) // 16
     scores = np.empty((len(queries), (keys + 1 - keys % 2) * 16), np.float32)  # an odd number of lines of the processor's cache
     tails = np.empty((count, longest), np.float32)
-    places, seen = np.empty((last - first, longest), np.int64), np.empty(last - first, np.int64)
+    ancestors, seen = np.empty((last - first, longest), np.int64), np.empty(last - first, np.int64)
     _scores(task, kept, head, queries, count, meta[start, SLOT], low, high, scores)
-    _weights(task, meta, kept, start, first, head, queries, low, scores, tails, places, seen)
+    _weights(task, meta, kept, start, first, head, queries, low, scores, tails, ancestors, seen)
     outputs, totals = np.zeros((count, value_padded), np.float32), np.zeros((count + 4, 16), np.float32)
-    _outputs(task, meta, kept, first, head, low, scores, tails, places, seen, outputs, totals)
+    _outputs(task, meta, kept, first, head, low, scores, tails, ancestors, seen, outputs, totals)
     for number in range(count):
         token, own = first + number // grouped, head * grouped + number % grouped
         into = task[OUTPUT] + (token * task[HEADS] + own) * task[VALUE_WIDTH] * task[BYTES]

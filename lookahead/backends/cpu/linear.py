@@ -176,12 +176,12 @@ def laid_out(weight: torch.Tensor) -> LaidOut | None:
 
 def plain_linears(model: Any) -> list[list[tuple[torch.nn.Module, str]]]:
     """Find for each weight of a linear layer the modules that have such a layer, and what they call it."""
-    places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    users: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for module in model.modules():
         for name, linear in module.named_children():
             if type(linear) is torch.nn.Linear and "forward" not in vars(linear):  # not one that somebody has changed
-                places.setdefault(id(linear.weight), []).append((module, name))
-    return list(places.values())
+                users.setdefault(id(linear.weight), []).append((module, name))
+    return list(users.values())
 
 
 def lay_out(model: Any) -> Any:

@@ -53,8 +53,8 @@ def tensors_of(name: str, matrix: Quantized) -> dict[str, torch.Tensor]:
     """A linear layer's tensors, by their names."""
     sorted_inputs, numbers = dict[str, torch.Tensor](), matrix.numbers
     if matrix.order is not None:
-        places = matrix.order.argsort()
-        sorted_inputs, numbers = {f"{name}.weight_g_idx": (places // GROUP).int()}, numbers[:, places]
+        inverse = matrix.order.argsort()
+        sorted_inputs, numbers = {f"{name}.weight_g_idx": (inverse // GROUP).int()}, numbers[:, inverse]
     known = {f"{name}.weight_shape": torch.tensor(numbers.shape), **sorted_inputs}
     if matrix.zeros is None:
         words = packed(numbers.view(torch.uint8) ^ 128, 8)

@@ -48,7 +48,7 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
     )
     check_weights(name, model, found, {f"{layer}.weight" for layer in matrices})
     in_8_bits = getattr(config, BLOCKS_IN_8_BITS, None) or {}
-    names = {id(layer): place for place, layer in model.named_modules()}
+    names = {id(layer): path for path, layer in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     table = matrices.pop(names[id(embedding)], None)
     of_table = None if table is None else QuantizedPanels(table, dtype)

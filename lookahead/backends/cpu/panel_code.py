@@ -52,10 +52,10 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
     homes = [
         builder.add(sums, constant(4 * (PANEL * row + LANES * vector))) for row in range(tokens) for vector in range(vectors)
     ]
-    places = [code.variable(VECTOR, code.constant(0.0)) for _ in homes]
+    registers = [code.variable(VECTOR, code.constant(0.0)) for _ in homes]
     with builder.if_then(builder.icmp_signed("!=", goes_on, constant(0)), likely=False):
-        for home, place in zip(homes, places, strict=True):
-            builder.store(code.load(home), place)
+        for home, register in zip(homes, registers, strict=True):
+            builder.store(code.load(home), register)
 
     def step(at: Any) -> None:
         line = builder.add(weights, builder.mul(at, constant(size * PANEL)))
@@ -65,14 +65,14 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
             read.append(builder.bitcast(code.load(where, WHOLE), PAIRS) if pairs else code.keys(where))
         for row, address in enumerate(lines):
             number = code.splat(code.load(code.at(address, at, 4), INT if pairs else FLOAT))
-            for part, place in zip(read, places[row * vectors : (row + 1) * vectors], strict=True):
-                total = builder.load(place)
+            for part, register in zip(read, registers[row * vectors : (row + 1) * vectors], strict=True):
+                total = builder.load(register)
                 if pairs:
                     name = "llvm.x86.avx512bf16.dpbf16ps.512"
                     total = code.call(name, VECTOR, total, builder.bitcast(number, PAIRS), part)
                 else:
                     total = code.fma(number, part, total)
-                builder.store(total, place)
+                builder.store(total, register)
 
     rest = builder.srem(inner, constant(UNROLLED))
     whole = builder.sub(inner, rest)
@@ -81,8 +81,8 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
             step(builder.add(at, constant(number)))
     with code.loop(rest) as at:
         step(builder.add(whole, at))
-    for home, place in zip(homes, places, strict=True):
-        code.store(builder.load(place), home)
+    for home, register in zip(homes, registers, strict=True):
+        code.store(builder.load(register), home)
 
 
 def tiles(

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from lookahead.backends.cpu.huge_pages import in_huge_pages
 from lookahead.backends.cpu.panel_code import PANEL
 from lookahead.backends.cpu.panel_kernel import (
     BFLOAT16,
@@ -21,7 +22,6 @@ from lookahead.backends.cpu.panel_kernel import (
 )
 from lookahead.backends.lowering.plan import STORED
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
-from lookahead.native.memory import in_huge_pages
 from lookahead.native.threads import run_in
 
 ALONE = 100_000  # multiplications up to which a product is not worth other threads

@@ -144,15 +144,15 @@ class Program:
         line = np.zeros(kernel.ROW, np.int64)
         line[[kernel.OP, kernel.OUTER, kernel.INNER, kernel.AS]] = step.op, step.outer, step.inner, step.rounds
         line[kernel.MORE : kernel.MORE + len(step.more)] = step.more
-        places = (kernel.TARGET, kernel.LEFT, kernel.RIGHT)
-        for place, operand in zip(places, (step.target, *step.sources), strict=False):
+        columns = (kernel.TARGET, kernel.LEFT, kernel.RIGHT)
+        for column, operand in zip(columns, (step.target, *step.sources), strict=False):
             if operand is None:  # scores, whose address each run sets
                 size = torch.finfo(self.plan.scores_dtype).bits // 8
-                line[place : place + kernel.OPERAND] = 0, self.plan.vocab * size, 0, 0, 0, 1
+                line[column : column + kernel.OPERAND] = 0, self.plan.vocab * size, 0, 0, 0, 1
                 continue
             view, outer, inner = operand
             early = stage.late and isinstance(view.home, Buffer) and not view.home.late
-            line[place : place + kernel.OPERAND] = *self._base(view), early, outer, inner
+            line[column : column + kernel.OPERAND] = *self._base(view), early, outer, inner
         return line
 
     def _product(self, step: Product) -> list[int]:

@@ -12,13 +12,13 @@ import dataclasses
 
 import torch
 
+from lookahead.backends.cpu.huge_pages import in_huge_pages
 from lookahead.backends.cpu.panel_code import PANEL
 from lookahead.backends.cpu.panel_kernel import INT4, INT8, look_up_all
 from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.cpu.quantized_code import GROUP, TOKEN_GROUP, quantize
 from lookahead.forward.backend import QUANTIZED
 from lookahead.native.kernels import kernel
-from lookahead.native.memory import in_huge_pages
 
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # that are tried, as shares of the whole one
 SMALLEST = 1e-30  # scale

@@ -105,7 +105,7 @@ def _add_up(
     """Code of one tile, see `multiply_groups`. shape: its tokens and vectors; column: its first vector."""
     builder, (tokens, vectors), multiplied = code.builder, shape, Bytes(code, bits)
     lines = [builder.add(token, builder.mul(stride, constant(number))) for number in range(tokens)]
-    places = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
+    registers = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
     columns = [builder.add(column, constant(vector)) for vector in range(vectors)]
 
     def step(begins: list[Any], line: Any, at: Any, totals: list[Any]) -> None:
@@ -134,14 +134,14 @@ def _add_up(
             if bits == 8:
                 total = code.load(builder.add(begin, constant(GROUP + 4)), INT)
                 first = code.splat(builder.mul(total, ir.Constant(INT, -128)))
-            for place in places[row * vectors : (row + 1) * vectors]:
-                builder.store(first, place)
+            for register in registers[row * vectors : (row + 1) * vectors]:
+                builder.store(first, register)
         with code.loop(constant(16 if bits == 8 else 8), UNROLLED) as at:
-            totals = [multiplied.begin(builder.load(place)) for place in places]
+            totals = [multiplied.begin(builder.load(register)) for register in registers]
             for number in range(UNROLLED):
                 step(begins, line, builder.add(at, constant(number)), totals)
-            for place, found in zip(places, totals, strict=True):
-                builder.store(multiplied.end(builder.load(place), found), place)
+            for register, found in zip(registers, totals, strict=True):
+                builder.store(multiplied.end(builder.load(register), found), register)
         known = [_scales4(code, line, vector) for vector in columns] if bits == 4 else []
         for row, begin in enumerate(begins):
             scale = code.splat(code.load(builder.add(begin, constant(GROUP)), FLOAT))
@@ -150,7 +150,7 @@ def _add_up(
                 less = code.splat(builder.fneg(less))
             for vector in range(vectors):
                 home = code.at(builder.add(sums, constant(4 * PANEL * row)), columns[vector], 4 * LANES)
-                total = builder.sitofp(builder.load(places[row * vectors + vector]), VECTOR)
+                total = builder.sitofp(builder.load(registers[row * vectors + vector]), VECTOR)
                 if bits == 4:
                     scales, zeros = known[vector]
                     total = builder.fmul(code.fma(zeros, less, total), scale)  # whole numbers below 2 ** 24: exact

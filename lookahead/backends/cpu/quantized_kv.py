@@ -41,13 +41,13 @@ def with_kv_dtype(target: TargetModel, kv_dtype: str) -> TargetModel:
         raise UsageError(f"--kv-dtype {kv_dtype}: {target.name}'s attention is not lookahead::tree_attention. Leave it out.")
     program = Program(target.program.plan, kv_dtype) if isinstance(target.program, Program) else None
     held = dataclasses.replace(target, kv_dtype=kv_dtype, program=program)
-    moved, bound, place_bytes = _moved(held)
+    moved, bound, kv_bytes = _moved(held)
     where = "" if moved <= bound else f"scores differ by {moved:.2g} of their spread from the model's own"
     if where := where or batch_invariance_violation(held):
         raise UsageError(
             f"--kv-dtype {kv_dtype}: {target.name}'s scores cannot be had with such a cache ({where}). Leave it out."
         )
-    return dataclasses.replace(held, exact=True, place_bytes=place_bytes)
+    return dataclasses.replace(held, exact=True, kv_bytes=kv_bytes)
 
 
 @torch.inference_mode()
@@ -63,7 +63,7 @@ def _moved(target: TargetModel) -> tuple[float, float, int]:
         expected = target.model(input_ids=ids, use_cache=False).logits[0].float()
     spread = float(plain.std()) or 1.0
     apart, bound = (float((expected - other).square().mean().sqrt()) / spread for other in (found, plain))
-    return apart, 2 * bound + ROUNDING, slots.place_bytes()
+    return apart, 2 * bound + ROUNDING, slots.kv_bytes()
 
 
 def _name(kv_dtype: str) -> str:

@@ -65,7 +65,7 @@ def merged_products(stages: list[Stage], model: Any) -> None:
     owners: dict[int, list[torch.nn.Parameter]] = {}
     for parameter in dict.fromkeys(model.parameters()):
         owners.setdefault(parameter.data_ptr(), []).append(parameter)
-    places: dict[Buffer, tuple[Buffer, int]] = {}
+    moved: dict[Buffer, tuple[Buffer, int]] = {}
     for stage in stages:
         groups: dict[Any, list[Product]] = {}
         for step in stage.steps:
@@ -78,15 +78,15 @@ def merged_products(stages: list[Stage], model: Any) -> None:
         for group in groups.values():
             if len(group) > 1:
                 stage.steps = [step for step in stage.steps if step not in group]
-                stage.steps.append(_merged(group, owners, places))
+                stage.steps.append(_merged(group, owners, moved))
     for stage in stages:
         for step in stage.steps:
             if isinstance(step, Instruction):
-                step.sources = [(_moved(view, places), outer, inner) for view, outer, inner in step.sources]
+                step.sources = [(_moved(view, moved), outer, inner) for view, outer, inner in step.sources]
 
 
 def _merged(
-    group: list[Product], owners: dict[int, list[torch.nn.Parameter]], places: dict[Buffer, tuple[Buffer, int]]
+    group: list[Product], owners: dict[int, list[torch.nn.Parameter]], moved: dict[Buffer, tuple[Buffer, int]]
 ) -> Product:
     parameters = [owners[step.weight.weight.data_ptr()][0] for step in group]
     weight = Matrix(torch.cat([step.weight.weight for step in group]))
@@ -96,14 +96,14 @@ def _merged(
         outputs = step.weight.outputs
         parameter.data = weight.weight[start : start + outputs]
         biases.append(weight.weight.new_zeros(outputs, dtype=torch.float32) if step.bias is None else step.bias)
-        places[step.target] = home, start
+        moved[step.target] = home, start
         start += outputs
     bias = None if all(step.bias is None for step in group) else torch.cat(biases)
     return dataclasses.replace(group[0], weight=weight, bias=bias, target=home)
 
 
-def _moved(view: View, places: dict[Buffer, tuple[Buffer, int]]) -> View:
-    if not isinstance(view.home, Buffer) or view.home not in places:
+def _moved(view: View, moved: dict[Buffer, tuple[Buffer, int]]) -> View:
+    if not isinstance(view.home, Buffer) or view.home not in moved:
         return view
-    home, start = places[view.home]
+    home, start = moved[view.home]
     return dataclasses.replace(view, home=home, start=view.start + start)

@@ -61,8 +61,11 @@ class Slotted:
     number: int
 
 
-ForcedTokens = Buffer | torch.Tensor | Slotted | str  # what a kernel is given the address of
-BEHIND: dict[Any, tuple[str, ...]] = {Slotted: ("_slot", "_head", "_place"), META: ("_line",)}  # strides that follow an address
+Argument = Buffer | torch.Tensor | Slotted | str  # what a kernel is given the address of
+BEHIND: dict[Any, tuple[str, ...]] = {
+    Slotted: ("_slot", "_head", "_position"),
+    META: ("_line",),
+}  # strides behind an address
 
 
 @dataclasses.dataclass
@@ -72,7 +75,7 @@ class RowKernel:
     """
 
     source: str
-    given: list[ForcedTokens]
+    given: list[Argument]
     pieces: int
     warps: int
 
@@ -131,7 +134,7 @@ class _Writer:
         self.stage, self.products, self.in_parts, self.vocab, self.scores = stage, products, in_parts, vocab, scores
         self.steps: list[Instruction] = stage.steps
         self.lines: list[str] = []
-        self.given: list[ForcedTokens] = []
+        self.given: list[Argument] = []
         self.known: dict[tuple[Any, ...], str] = {}  # what is in registers
         self.sums: dict[Buffer, str] = {}  # single ones
         self.waits: set[Buffer] = set()  # written, but perhaps not by all threads yet
@@ -211,7 +214,7 @@ class _Writer:
         mask = "" if count == chunk and at == "0" else self._value(("fits", e, count), f"{e} < {count}")
         self._wait(step)
         if step.placed is not None:
-            self._place(step, e, mask)
+            self._write_to_cache(step, e, mask)
             return
         home = None if step.target is None else step.target[0].home
         if step.op == ops.COPY and isinstance(home, Buffer) and home.size == 2:  # words that are copied as they are
@@ -227,7 +230,7 @@ class _Writer:
             where = f"{self._pointer(SCORES)} + row * {self.vocab} + {e}"
             self.lines.append(f"{self.indent}tl.store({where}, {value}.to(tl.{self.scores}){self._masked(mask)})")
             return
-        into = self._place_of(step.target, step, e)
+        into = self._address_of(step.target, step, e)
         self._write(home, into, value, mask)
         if isinstance(home, Buffer) and home.size == 4:
             self.known["held", home, into, mask] = value
@@ -238,17 +241,17 @@ class _Writer:
         self.lines.append(f"{self.indent}tl.store({where}, {value}.to({kind}){self._masked(mask)})")
         self.waits.add(home)
 
-    def _place(self, step: Instruction, e: str, mask: str) -> None:
+    def _write_to_cache(self, step: Instruction, e: str, mask: str) -> None:
         """Keys or values go to their slot."""
         assert step.placed is not None
         pointer = self._pointer(Slotted(step.placed))
         about = f"{self._pointer(META)} + token * {self._pointer(META)}_line"
         slot = self._value(("meta", "slot"), f"tl.load({about} + {tree_meta.SLOT}).to(tl.int64)")
         position = f"tl.load({about} + {tree_meta.PAST}).to(tl.int64) + tl.load({about} + {tree_meta.NODE})"
-        place = self._value(("meta", "place"), position)
+        cache_position = self._value(("meta", "cache position"), position)
         value = self._operand(step.sources[0], step, e, mask)
         where = f"{pointer} + {slot} * {pointer}_slot + ({e} // {step.inner}) * {pointer}_head"
-        where += f" + {place} * {pointer}_place + {e} % {step.inner}"
+        where += f" + {cache_position} * {pointer}_position + {e} % {step.inner}"
         fits = f"({slot} >= 0)" + (f" & {mask}" if mask else "")
         self.lines.append(f"{self.indent}tl.store({where}, {value}.to({pointer}.dtype.element_ty), mask={fits})")
 
@@ -328,7 +331,7 @@ class _Writer:
         text = CODE[step.op].format(*values)
         return self._named(ROUNDED[step.rounds].format(text)) if step.rounds != ops.NOT or text != values[0] else text
 
-    def _place_of(self, operand: tuple[View, int, int], step: Instruction, e: str) -> str:
+    def _address_of(self, operand: tuple[View, int, int], step: Instruction, e: str) -> str:
         """Return where in its buffer an operand's numbers stand that `e` counts."""
         view, outer, inner = operand
         if step.outer == 1 or outer == step.inner * inner:
@@ -346,7 +349,7 @@ class _Writer:
         return text if text.isidentifier() or text.isdecimal() else self._value(("index", text), text)
 
     def _operand(self, operand: tuple[View, int, int], step: Instruction, e: str, mask: str) -> str:
-        return self._load(operand[0].home, self._place_of(operand, step, e), mask)
+        return self._load(operand[0].home, self._address_of(operand, step, e), mask)
 
     def _load(self, home: Any, at: str, mask: str) -> str:
         """Numbers of a buffer or of a constant, as float32."""
@@ -439,7 +442,7 @@ class _Writer:
     def _masked(self, mask: str, other: bool = False) -> str:
         return f", mask={mask}" + (", other=0.0" if other else "") if mask else ""
 
-    def _pointer(self, given: ForcedTokens) -> str:
+    def _pointer(self, given: Argument) -> str:
         for number, each in enumerate(self.given):
             if each is given or (isinstance(given, Slotted | str) and each == given):
                 return f"p{number}"

@@ -140,7 +140,7 @@ def _text_end(meta, line, start, count, past, BLOCK: tl.constexpr):
 
 @triton.jit
 def _add_text(
-    queries, keys, values, key_place, value_place, low, first, begin, end, scale, top, total, output,
+    queries, keys, values, key_position, value_position, low, first, begin, end, scale, top, total, output,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, KEY_ROOM: tl.constexpr, VALUE_ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Blocks from `begin` to `end`, whose keys lie side by side from the addresses `keys` and `values` on. low: the first
@@ -149,9 +149,9 @@ def _add_text(
     for at in range(begin, end, BLOCK):
         position = at + tl.arange(0, BLOCK)
         used = (position >= low)[:, None]
-        some_keys = tl.load(keys + position[:, None] * key_place + numbers, mask=used & (numbers < WIDTH), other=0.0)
+        some_keys = tl.load(keys + position[:, None] * key_position + numbers, mask=used & (numbers < WIDTH), other=0.0)
         some_values = tl.load(
-            values + position[:, None] * value_place + value_numbers, mask=used & (value_numbers < VALUE_WIDTH), other=0.0
+            values + position[:, None] * value_position + value_numbers, mask=used & (value_numbers < VALUE_WIDTH), other=0.0
         )
         seen = position[None, :] >= first[:, None]
         top, total, output = _add_block(queries, some_keys, some_values, seen, scale, top, total, output)
@@ -161,7 +161,7 @@ def _add_text(
 @triton.jit(do_not_specialize=["from_token", "to_token", "line"])
 def _text(
     query, key, value, meta, line, outputs, tops, totals, from_token, to_token, scale, query_token, query_head,
-    key_slot, key_head, key_place, value_slot, value_head, value_place,
+    key_slot, key_head, key_position, value_slot, value_head, value_position,
     SHARED: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KEY_ROOM: tl.constexpr, VALUE_ROOM: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -201,7 +201,7 @@ def _text(
     keys, values = key + slot * key_slot + shares * key_head, value + slot * value_slot + shares * value_head
     scratch = ((token - from_token) * (SHARED * tl.num_programs(1) // GROUPS) + head) * PARTS + part
     top, total, output = _add_text(
-        queries, keys, values, key_place, value_place, low, first, begin, end, scale,
+        queries, keys, values, key_position, value_position, low, first, begin, end, scale,
         tl.full([TILE * HEADS], NOTHING, tl.float32), tl.zeros([TILE * HEADS], tl.float32),
         tl.zeros([TILE * HEADS, VALUE_ROOM], tl.float32),
         WIDTH, VALUE_WIDTH, KEY_ROOM, VALUE_ROOM, BLOCK,
@@ -226,20 +226,20 @@ def _lines_of(rows, HEADS: tl.constexpr):
 
 
 @triton.jit
-def _load_part(outputs, tops, totals, place, mine, VALUE_ROOM: tl.constexpr):
+def _load_part(outputs, tops, totals, entry, mine, VALUE_ROOM: tl.constexpr):
     """Load what `_text` has stored of a range; of nothing where it is not `mine`."""
     numbers = tl.arange(0, VALUE_ROOM)[None, :]
     return (
-        tl.load(tops + place, mask=mine, other=NOTHING),
-        tl.load(totals + place, mask=mine, other=0.0),
-        tl.load(outputs + place[:, None] * VALUE_ROOM + numbers, mask=mine[:, None], other=0.0),
+        tl.load(tops + entry, mask=mine, other=NOTHING),
+        tl.load(totals + entry, mask=mine, other=0.0),
+        tl.load(outputs + entry[:, None] * VALUE_ROOM + numbers, mask=mine[:, None], other=0.0),
     )
 
 
 @triton.jit(do_not_specialize=["from_token", "line"])
 def _path(
     query, key, value, meta, line, outputs, tops, totals, result, from_token, scale, query_token, query_head,
-    key_slot, key_head, key_place, value_slot, value_head, value_place,
+    key_slot, key_head, key_position, value_slot, value_head, value_position,
     SHARED: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     KEY_ROOM: tl.constexpr, VALUE_ROOM: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
     PATHS: tl.constexpr,
@@ -295,16 +295,16 @@ def _path(
         if PATHS:
             behind = (positions >= past + trunk) & (positions <= position)
             nodes = tl.load(about + FIELDS + positions - past - trunk, mask=behind, other=0)
-            places = tl.where(positions < past + trunk, positions, past + nodes)
+            columns = tl.where(positions < past + trunk, positions, past + nodes)
         else:
-            places, ancestor = tl.where(positions < past + trunk, positions, 0), node
+            columns, ancestor = tl.where(positions < past + trunk, positions, 0), node
             for back in range(position - tl.maximum(past + trunk, at) + 1):  # ancestors that are not in its trunk
-                places = tl.where(positions == position - back, past + ancestor, places)
+                columns = tl.where(positions == position - back, past + ancestor, columns)
                 ancestor = tl.load(meta + (token - node + ancestor) * line + PARENT)
         seen = (positions >= first) & (positions <= position)
-        some_keys = tl.load(keys + places[:, None] * key_place + numbers, mask=seen[:, None] & (numbers < WIDTH), other=0.0)
+        some_keys = tl.load(keys + columns[:, None] * key_position + numbers, mask=seen[:, None] & (numbers < WIDTH), other=0.0)
         some_values = tl.load(
-            values + places[:, None] * value_place + value_numbers,
+            values + columns[:, None] * value_position + value_numbers,
             mask=seen[:, None] & (value_numbers < VALUE_WIDTH),
             other=0.0,
         )

@@ -181,21 +181,21 @@ class Builder:
     def fold(self, op: int, view: View, dims: Sequence[int], keep: bool) -> View:
         """Sums or largest of numbers along some dims, counted without the axis of tokens."""
         view = self.wide(view)
-        kept = [place for place in range(len(view.dims)) if place not in dims]
-        count = math.prod(view.dims[place][0] for place in dims)
-        turned = self.flat(view.with_dims([view.dims[place] for place in (*kept, *dims)], 0))
+        kept = [dim for dim in range(len(view.dims)) if dim not in dims]
+        count = math.prod(view.dims[dim][0] for dim in dims)
+        turned = self.flat(view.with_dims([view.dims[dim] for dim in (*kept, *dims)], 0))
         outer = turned.count // count
-        sizes = [(1 if place in dims else size) for place, size in enumerate(view.sizes) if keep or place not in dims]
-        axis = view.axis if keep else view.axis - sum(place < view.axis for place in dims)
+        sizes = [(1 if dim in dims else size) for dim, size in enumerate(view.sizes) if keep or dim not in dims]
+        axis = view.axis if keep else view.axis - sum(dim < view.axis for dim in dims)
         target = self.new(sizes, axis, torch.float32)
         self.steps.append(Instruction(op, outer, count, (target, 1, 1), [(turned, count, 1)]))
         return target
 
     def axis_of(self, shape: Sequence[int]) -> int:
-        places = [place for place, size in enumerate(shape) if size == self.tokens]
-        if len(places) != 1:
-            raise Unsupported("no one axis of tokens" if not places else "tokens next to tokens")
-        return places[0]
+        axes = [dim for dim, size in enumerate(shape) if size == self.tokens]
+        if len(axes) != 1:
+            raise Unsupported("no one axis of tokens" if not axes else "tokens next to tokens")
+        return axes[0]
 
     def product(self, tokens: View, weight: Any, bias: torch.Tensor | None, shape: Sequence[int]) -> View:
         given, dims = self.given(tokens, weight), tokens.dims

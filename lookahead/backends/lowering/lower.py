@@ -215,13 +215,13 @@ def _power(out: Result, view: View, exponent: float) -> View:
 def _reduced(is_mean: bool) -> Callable[..., View]:
     def handler(out: Result, view: View, dims: Sequence[int] | None, keepdim: bool = False, **named: Any) -> View:
         every = len(view.dims) + 1  # of the model's own counting, with the axis of tokens
-        places = [dim % every for dim in (dims or range(every))]
-        if view.axis in places:
+        axes = [dim % every for dim in (dims or range(every))]
+        if view.axis in axes:
             raise Unsupported("a sum over tokens")
-        without = [place - (place > view.axis) for place in places]
+        without = [dim - (dim > view.axis) for dim in axes]
         total = out.build.fold(ops.SUM, view, without, keepdim)
         if is_mean:
-            return out.two(ops.DIVIDE, total, float(math.prod(view.dims[place][0] for place in without)))
+            return out.two(ops.DIVIDE, total, float(math.prod(view.dims[dim][0] for dim in without)))
         return out.build.one(ops.COPY, dataclasses.replace(total, dtype=out.dtype)) if out.dtype != torch.float32 else total
 
     return handler
@@ -229,17 +229,17 @@ def _reduced(is_mean: bool) -> Callable[..., View]:
 
 def _layer_norm(out: Result, view: View, sizes: Sequence[int], weight: Any, bias: Any, epsilon: float) -> tuple[View]:
     count = float(math.prod(sizes))
-    places = list(range(len(view.dims) - len(sizes), len(view.dims)))
+    axes = list(range(len(view.dims) - len(sizes), len(view.dims)))
     axis = out.build.axis_of(_shape(out.build, view))
     if axis != view.axis or (len(sizes) > len(view.dims) - view.axis):
         raise Unsupported("a norm over tokens")
     whole = _shape(out.build, view)
-    small = [1 if place >= len(whole) - len(sizes) else size for place, size in enumerate(whole)]
+    small = [1 if dim >= len(whole) - len(sizes) else size for dim, size in enumerate(whole)]
     single = torch.float32  # rounded once, at the end
-    mean = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, view, places, True), count)
+    mean = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, view, axes, True), count)
     centred = out.build.two(ops.SUBTRACT, whole, single, view, mean)
     squares = out.build.two(ops.MULTIPLY, whole, single, centred, centred)
-    variance = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, squares, places, True), count)
+    variance = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, squares, axes, True), count)
     variance = out.build.two(ops.ADD, small, single, variance, epsilon)
     scale = out.build.two(ops.DIVIDE, small, single, 1.0, out.build.one(ops.SQUARE_ROOT, variance))
     steps = [(ops.MULTIPLY, scale), (ops.MULTIPLY, weight), (ops.ADD, bias)]
@@ -318,13 +318,13 @@ def _matrix(out: Result, tokens: Any, matrix: Any, bias: Any = None) -> View:
 
 def _outer(out: Result, left: Any, right: Any) -> View:
     """A product of matrices of which one is a column and the other a row: of each number with each."""
-    if any(_width(out.build, each, place) != 1 for each, place in ((left, -1), (right, -2))):
+    if any(_width(out.build, each, dim) != 1 for each, dim in ((left, -1), (right, -2))):
         raise Unsupported("a product of tokens with tokens")
     return out.two(ops.MULTIPLY, left, right)
 
 
-def _width(build: Builder, value: Any, place: int) -> int:
-    return int((_shape(build, value) if isinstance(value, View) else list(value.shape))[place])
+def _width(build: Builder, value: Any, dim: int) -> int:
+    return int((_shape(build, value) if isinstance(value, View) else list(value.shape))[dim])
 
 
 def _placed(out: Result, states: View, number: int) -> Placed:

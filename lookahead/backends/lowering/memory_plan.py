@@ -112,10 +112,10 @@ def _placed(stages: Sequence[Stage], never_local: set[Buffer]) -> tuple[int, int
     first: dict[Buffer, tuple[int, int]] = {}
     last: dict[Buffer, tuple[int, int]] = {}
     for number, stage in enumerate(stages):
-        for place, step in enumerate(stage.steps):
+        for index, step in enumerate(stage.steps):
             for buffer in filter(None, (*reads(step), written(step))):
-                first.setdefault(buffer, (number, place))
-                last[buffer] = (number, place)
+                first.setdefault(buffer, (number, index))
+                last[buffer] = (number, index)
     for buffer in first:
         number = first[buffer][0]
         of_rows = isinstance(stages[number].steps[0], Instruction)

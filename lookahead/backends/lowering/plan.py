@@ -83,7 +83,7 @@ class View:
 
 def flat_dims(sizes: Sequence[int]) -> tuple[Dim, ...]:
     """Dims of numbers that lie side by side."""
-    strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
     return tuple(zip(sizes, strides, strict=True))
 
 

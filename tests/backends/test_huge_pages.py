@@ -1,4 +1,4 @@
-"""lookahead/native/memory.py: copies in huge pages."""
+"""lookahead/backends/cpu/huge_pages.py: copies in huge pages."""
 
 import gc
 import mmap
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lookahead.native.memory import CHUNK, LINE, in_huge_pages
+from lookahead.backends.cpu.huge_pages import CHUNK, LINE, in_huge_pages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
