@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lookahead.backends.cpu import linear, panels
-from lookahead.backends.cpu.linear import ROUNDING, FbgemmWeight, LaidOutLinear, OneDnnWeight, laid_out, lay_out
+from lookahead.backends.cpu.linear import ROUNDING, LaidOutLinear, OneDnnWeight, laid_out, lay_out
 from lookahead.backends.cpu.panels import Panels
 from lookahead.decode.engine import DecodingEngine
 from lookahead.forward import processor
@@ -26,11 +26,11 @@ SHAPES = ((1, 0, 24), (1, 24), (7, 24), (1, 5, 24), (2, 3, 24))
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("layout", ["panels", "panels of single numbers", "onednn", "fbgemm"])
+@pytest.mark.parametrize("layout", ["panels", "panels of single numbers", "onednn"])
 def test_laid_out_layer_says_what_the_layer_says(monkeypatch, dtype, bias, layout):
     if layout == "onednn" and not (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         pytest.skip("oneDNN takes no bfloat16 here")
-    if (layout, dtype) in (("onednn", torch.float16), ("fbgemm", torch.float32)):
+    if (layout, dtype) == ("onednn", torch.float16):
         pytest.skip("not by this library")
     monkeypatch.setattr(panels, "multiplies_pairs", lambda: layout == "panels" and processor.multiplies_pairs())
     monkeypatch.setattr(Panels, "takes", staticmethod(lambda weight: "panels" in layout))
@@ -146,15 +146,15 @@ def test_a_torch_without_such_products_is_no_obstacle(monkeypatch):
 
 def test_products_that_go_wrong_or_fail_are_not_used(monkeypatch):
     torch.manual_seed(0)
-    for kind, dtype in ((Panels, torch.float32), (OneDnnWeight, torch.float32), (FbgemmWeight, torch.float16)):
-        for other in (Panels, OneDnnWeight, FbgemmWeight):
+    for kind in (Panels, OneDnnWeight):
+        for other in (Panels, OneDnnWeight):
             monkeypatch.setattr(other, "takes", staticmethod(lambda weight, other=other, kind=kind: other is kind))
         right = kind.product
         for factor in (1.01, float("nan")):
             monkeypatch.setattr(kind, "product", lambda *given, right=right, factor=factor: right(*given) * factor)
-            assert type(lay_out(nn.Sequential(nn.Linear(24, 40, dtype=dtype)))[0]) is nn.Linear
+            assert type(lay_out(nn.Sequential(nn.Linear(24, 40)))[0]) is nn.Linear
         monkeypatch.setattr(kind, "product", fails)
-        assert type(lay_out(nn.Sequential(nn.Linear(24, 40, dtype=dtype)))[0]) is nn.Linear
+        assert type(lay_out(nn.Sequential(nn.Linear(24, 40)))[0]) is nn.Linear
 
 
 @pytest.mark.parametrize(
@@ -179,15 +179,6 @@ def test_bfloat16_that_onednn_would_convert_is_not_its_own(monkeypatch, avx512, 
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert OneDnnWeight.takes(torch.zeros(8, 8, dtype=torch.bfloat16)) == taken
-
-
-def test_weights_too_large_for_float16_stay_as_they_are():
-    weight = torch.ones(8, 8, dtype=torch.bfloat16)
-    assert FbgemmWeight.takes(weight)
-    weight[4, 4] = 1e5
-    assert not FbgemmWeight.takes(weight)
-    weight[4, 4] = float("nan")
-    assert not FbgemmWeight.takes(weight)
 
 
 def fails(*given: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,8 @@ same up to rounding:
     panels   ours (backends/cpu/panels.py), on x86 CPUs: float32 from AVX2 on, half precision with AVX-512
     oneDNN   as `torch.compile` uses it when it freezes weights: float32 elsewhere, bfloat16 on CPUs that multiply it in tiles
              (AMX), or are not x86
-    FBGEMM   float16 weights, from AVX2 on: float16 and bfloat16 elsewhere, for float16 holds each such weight to the last bit,
-             or to 3e-8 where it is below 8e-6
 
-All linear layers of a 134M Llama, ms, as torch does it / oneDNN or FBGEMM / panels, on two cores of an AMD EPYC with AVX-512:
+All linear layers of a 134M Llama, ms, as torch does it / oneDNN (float16: FBGEMM) / panels, two cores of an AMD EPYC, AVX-512:
 
     tokens        1                  4                  8                  16                 64
     float32       31.5 / 16.6 / 12.8  52.2 / 16.2 / 12.5  58.6 / 20.8 / 14.9  69.8 / 25.2 / 26.5  142 / 78.7 / 77.1
@@ -18,10 +16,10 @@ All linear layers of a 134M Llama, ms, as torch does it / oneDNN or FBGEMM / pan
     float16        6.8 /  6.7 /  6.8  22.9 /  8.9 /  8.2  44.8 / 13.4 / 12.7  91.5 / 24.0 / 21.1   336 / 82.3 / 70.9
 
 A product with one token and a matrix of 256 x 256 takes 8 us in panels, 16 us by oneDNN. With AVX2 alone, panels of float32
-take 0.6 to 1.0 of oneDNN's time, of float16 up to 1.5 of FBGEMM's.
+take 0.6 to 1.0 of oneDNN's time.
 
-A token is to get the same bits alone and alongside others (exact.py). In panels and by FBGEMM it does, and by oneDNN alongside
-one other or more; where a single token gets other bits, as in sums of 2,048 products, it goes through twice.
+A token is to get the same bits alone and alongside others (exact.py). In panels it does, and by oneDNN alongside one other or
+more; where a single token gets other bits, as in sums of 2,048 products, it goes through twice.
 """
 
 from __future__ import annotations
@@ -75,31 +73,7 @@ class OneDnnWeight:
         return self._weight.to_dense()
 
 
-class FbgemmWeight:
-    """A float16 or bfloat16 matrix [out, in] as FBGEMM reads it: in float16. Products are summed in float32."""
-
-    library: ClassVar[str] = "fbgemm"
-
-    def __init__(self, weight: torch.Tensor):
-        self._dtype, self.nbytes = weight.dtype, 2 * weight.numel()
-        self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
-
-    @staticmethod
-    def takes(weight: torch.Tensor) -> bool:
-        """All but bfloat16 weights that are too large for float16."""
-        half = torch.finfo(torch.float16)
-        return weight.dtype in (torch.float16, torch.bfloat16) and bool((weight.abs() <= half.max).all())
-
-    def product(self, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16.default(tokens.float(), self._weight)
-        return (product if bias is None else product.add_(bias)).to(tokens.dtype)
-
-    def to_dense(self) -> torch.Tensor:
-        weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._weight)[0]
-        return weight.to(self._dtype)
-
-
-LaidOut = Panels | OneDnnWeight | FbgemmWeight
+LaidOut = Panels | OneDnnWeight
 _differ_alone: dict[tuple[torch.Size, torch.dtype, int], bool] = {}  # by shape, dtype and threads, see `_differs_alone`
 
 
@@ -162,7 +136,7 @@ def laid_out(weight: torch.Tensor) -> LaidOut | None:
     if weight.device.type != "cpu" or weight.dtype not in ROUNDING:
         return None
     tokens = torch.linspace(-1, 1, 3 * weight.shape[1]).reshape(3, -1).to(weight.dtype)
-    for kind in (Panels, OneDnnWeight, FbgemmWeight):
+    for kind in (Panels, OneDnnWeight):
         try:
             if kind.takes(weight):
                 copy = kind(weight)
