@@ -31,11 +31,18 @@ def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
 def _reserve(size: int) -> tuple[mmap.mmap, int]:
     """(memory, where in it `size` bytes begin). It is released with the last tensor in it."""
     global _chunk
+    if size > CHUNK:
+        return _mapped(size), 0
     with _lock:
         memory, begin = _chunk or (None, 0)
-        if memory is None or begin + size > len(memory):
-            memory, begin = mmap.mmap(-1, max(CHUNK, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0
-            with contextlib.suppress(OSError):  # a system built without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
+        if memory is None or begin + size > CHUNK:
+            memory, begin = _mapped(CHUNK), 0
         _chunk = memory, -(-(begin + size) // LINE) * LINE
         return memory, begin
+
+
+def _mapped(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

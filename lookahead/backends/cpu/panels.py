@@ -24,13 +24,16 @@ from lookahead.backends.lowering.plan import STORED
 from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
 from lookahead.native.threads import run_in
 
+AT_ONCE = 1024  # outputs whose weights are compared
 ALONE = 100_000  # multiplications up to which a product is not worth other threads
 
 
 def _in_16_bits(weight: torch.Tensor) -> torch.Tensor:
     """float32 numbers in half precision, where it holds them all."""
-    halves = (weight.to(dtype) for dtype in (torch.bfloat16, torch.float16))
-    return next((half for half in halves if half.float().equal(weight)), weight)
+    for dtype in (torch.bfloat16, torch.float16):
+        if all(some.to(dtype).float().equal(some) for some in weight.split(AT_ONCE)):
+            return weight.to(dtype)
+    return weight
 
 
 class Panels:
