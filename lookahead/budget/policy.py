@@ -148,11 +148,6 @@ class Budget:
         """Decide whether to draft at the next step, of that many rows that decode."""
         return self.plain_steps_left(rows) == 0
 
-    @property
-    def times_plain_steps(self) -> bool:
-        """Tell whether steps without drafts are to be plain ones, to be timed: the job's first ones, and a few now and then."""
-        return bool(self.counts[BLOCK_LEFT] > 0 or (not self.is_measured and self.counts[STEPS] < FIRST))
-
     def plain_steps_left(self, rows: int) -> int:
         """Count the steps, of that many rows, that go without drafts from now on."""
         return max(int(self.counts[BLOCK_LEFT]), math.ceil(self.by_rows[LEFT, rows.bit_length()]), 0)

@@ -73,7 +73,7 @@ class StepBatch:
         self._held: list[tuple[np.ndarray, ...]] = []  # arrays whose addresses a row's line has
         self._names = [name_of(source - 2, drafter.source_names) for source in range(len(drafter.source_names) + 2)]
         self._pointed: tuple[Any, ...] = ()
-        self._guided = self._unindexed = 0  # rows
+        self._unindexed = 0  # rows
         self._prefills, self._room_rows = True, 0
         self.runner_up_seconds = 0.0  # that it takes to find them in a step
         self.reading_seconds = 0.0  # of the latest `propose`, in reading the texts of rows
@@ -93,7 +93,7 @@ class StepBatch:
         line, drafts = self.lines[slot], state.drafts
         off = self.drafter.options.strategy == "off"
         line["number"], line["phase"], line["follows"] = drafts.number, WAITS, state.follows
-        line["constrained"], line["drafted"] = state.guide is not None and not off, not off
+        line["drafted"] = not off
         line["length"], line["left"], line["positions_left"] = state.length, state.left, state.positions_left
         line["most"], line["tree"], line["nodes"] = self.drafter.options.decoding_length, -1, 1
         line["stops_at"], line["stops"] = stops.ctypes.data, len(stops)
@@ -104,7 +104,6 @@ class StepBatch:
         self._block.by_source[slot] = 0
         self._states.append(state)
         self._held.append((stops, forced))
-        self._guided += bool(line["constrained"])
         self._unindexed += not off
         self.call["rows"] = slot + 1
         self._note_index(slot)
@@ -113,7 +112,6 @@ class StepBatch:
         """A row leaves its slot, which the last one takes. The drafter knows all of its tokens then."""
         self._tell(slot)
         last = len(self._states) - 1
-        self._guided -= bool(self.lines[slot]["constrained"])
         self._unindexed -= self._waits_for_index(slot)
         for array in (self.lines, self._block.emitted, self._block.by_source):
             array[slot] = array[last]
@@ -141,7 +139,7 @@ class StepBatch:
     def propose(self, budget: Budget, step: int, drafts: bool) -> None:
         """Learn what rows have emitted, draft for those that decode, and lay out the forward.
 
-        step: its number. drafts: for all rows, else for those that a grammar constrains unless plain steps are to be timed.
+        step: its number. drafts: for all rows that decode, else for none.
         """
         self.reading_seconds = 0.0
         if self.call["full"]:
@@ -150,15 +148,14 @@ class StepBatch:
             self._make_room()
         drafter, call, everything = self.drafter, self.call, LEARN | GROW | CHOOSE | LAY_OUT
         drafts = drafts and drafter.options.strategy != "off"
-        guided = self._guided > 0 and not budget.times_plain_steps
-        call["step"], call["drafts"], call["recycles"] = step, 1 if drafts else 0 if guided else -1, 0
-        if not (drafts or guided or call["active"]):
+        call["step"], call["drafts"], call["recycles"] = step, drafts, 0
+        if not (drafts or call["active"]):
             self._run(step_kernel.propose, everything)
             return
-        self._get_ready(budget, drafts or guided)
+        self._get_ready(budget, drafts)
         call["threads"] = drafter.growth.threads(len(self), int(call["grown"]))
         call["share"] = budget.cost.share(len(self))
-        call["recycles"] = drafter.wants_runner_up and self._vocab_size >= FEW and (drafts or guided)
+        call["recycles"] = drafter.wants_runner_up and self._vocab_size >= FEW and drafts
         if not self._is_staged():
             self._run(step_kernel.propose, everything)
             return
@@ -172,7 +169,8 @@ class StepBatch:
 
     def _is_staged(self) -> bool:
         """Python has its part in drafting."""
-        return bool(self._guided or self.drafter.sources) or self.drafter.options.strategy == "parallel"
+        options, sources = self.drafter.options, self.drafter.sources
+        return bool(sources) or options.strategy == "parallel" or any(state.guide is not None for state in self._states)
 
     @property
     def active(self) -> int:

@@ -61,7 +61,7 @@ def _learn(of, call):
         line = of.rows[row]
         if line.phase != DECODES:
             continue
-        active = call.drafts > 0 or (call.drafts == 0 and line.constrained != 0)
+        active = call.drafts != 0
         unknown = line.emitted - line.known
         if line.indexed != 0 and unknown > 0 and (active or line.drafted != 0):
             at = planner.FIRST_ROW + 3 * count

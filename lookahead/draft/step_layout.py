@@ -20,7 +20,6 @@ ROW = np.dtype(
         ("number", np.int64),  # of the drafter's row
         ("phase", np.int64),
         ("follows", np.int64),  # it emits the best tokens, or its forced answer; else Python chooses
-        ("constrained", np.int64),  # by a grammar
         ("drafted", np.int64),  # it is drafted for at this step; at the beginning of a step: it was at the latest
         ("indexed", np.int64),  # the drafter has read its text
         ("length", np.int64),  # tokens of prompt and answer
@@ -57,7 +56,7 @@ CALL = np.dtype(
         ("rows", np.int64),  # in slots 0 ...
         ("step", np.int64),  # number of this step
         ("adaptive", np.int64),  # the budget chooses
-        ("drafts", np.int64),  # rows that are drafted for at this step: 1 all, 0 those that are constrained, -1 none
+        ("drafts", np.int64),  # rows are drafted for at this step
         ("learns", np.int64),  # the drafter learns from what is accepted
         ("recycles", np.int64),  # runner-up tokens are kept
         ("nodes", np.int64),  # of a tree, and on a path, at most, below the root
