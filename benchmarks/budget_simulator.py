@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -140,21 +140,56 @@ class Oracle(Plain):
         return np.bincount(taken // MOST, minlength=len(trees)).tolist()
 
 
-class New:
-    """lookahead/budget/policy.py."""
+class Job(NamedTuple):
+    """What is run: recorded rows, as many as `rows`, again and again. Answers end at different lengths, as those of jobs do."""
 
-    def __init__(self, measure: Callable[[float], StepCost]) -> None:
-        """measure(seconds of the forward of a plain step): costs, asked for after the first steps, as by the engine."""
-        self.budget, self._measure = Budget(), measure
+    recording: Recording
+    rows: int
+    batch: int
+
+    def positions(self, number: int) -> list[int]:
+        """Where the row of this number begins, and ends."""
+        begins, ends = self.recording.rows[:-1], self.recording.rows[1:]
+        row = number % len(begins)
+        return [int(begins[row]), int(min(ends[row], begins[row] + SHORTEST + 37 * number % SPREAD))]
+
+    @property
+    def tokens(self) -> int:
+        return sum(end - begin for begin, end in map(self.positions, range(self.rows)))
+
+
+class New:
+    """lookahead/budget/policy.py. Costs are measured behind the first steps, as by the engine; kept: they are those of an
+    earlier job, long enough and on a steady machine. spent: seconds of this job that measuring took.
+    """
+
+    def __init__(self, job: Job, curve: Curve, machine: Machine, kept: bool, seed: int = 0) -> None:
+        self.budget, self.spent = Budget(), 0.0
+        self._job, self._curve, self._machine, self._kept = job, curve, machine, kept
+        self._tables = {rows: curve.table(rows) for rows in range(1, job.batch + 1)}
+        self._before, self._random = 0, np.random.default_rng(seed + 1)
 
     def drafts(self, rows: int) -> bool:
         seconds = self.budget.first_seconds(rows)
-        if seconds is None:
-            return False
-        if not self.budget.is_measured:
-            self.budget.measured(self._measure(seconds), rows, seconds)
-            return True
-        return self.budget.drafts(rows)
+        if seconds is None or self.budget.is_measured:
+            return seconds is not None and self.budget.drafts(rows)
+        self.budget.measured(self._measured(seconds), rows, seconds)
+        return True
+
+    def _measured(self, plain: float) -> StepCost:
+        """plain: seconds of the forward of a plain step of this job."""
+        batch, steps, most = self._job.batch, self._job.tokens / self._job.batch, ladder.SECONDS
+        if self._kept:
+            plain, steps, most = min(self._forward(batch, batch) for _ in range(FIRST - 1)), np.inf, np.inf
+        cost = ladder.measure(self._forward, batch, steps, plain, self._curve.buckets, most)
+        self.spent *= not self._kept
+        return cost
+
+    def _forward(self, rows: int, tokens: int) -> float:
+        seconds = self._tables[rows][tokens] * (CHANGED if self._curve.on_cpu and tokens != self._before else 1.0)
+        self._before = tokens
+        self.spent += seconds
+        return float(seconds * math.exp(self._random.normal(0, self._machine.noise)))
 
     @property
     def price(self) -> float:
@@ -173,24 +208,6 @@ class New:
     def observe(self, rows: int, tokens: int, emitted: float, expected: float, seconds: float, drafting: float) -> None:
         host = PLAIN_HOST + (DRAFT_HOST if drafting else 0)
         self.budget.observe(rows, tokens, emitted, expected, seconds, seconds - drafting - host, drafting > 0)
-
-
-class Job(NamedTuple):
-    """What is run: recorded rows, as many as `rows`, again and again. Answers end at different lengths, as those of jobs do."""
-
-    recording: Recording
-    rows: int
-    batch: int
-
-    def positions(self, number: int) -> list[int]:
-        """Where the row of this number begins, and ends."""
-        begins, ends = self.recording.rows[:-1], self.recording.rows[1:]
-        row = number % len(begins)
-        return [int(begins[row]), int(min(ends[row], begins[row] + SHORTEST + 37 * number % SPREAD))]
-
-    @property
-    def tokens(self) -> int:
-        return sum(end - begin for begin, end in map(self.positions, range(self.rows)))
 
 
 def run(job: Job, curve: Curve, machine: Machine, policy: Policy, seed: int = 0) -> tuple[float, int, int]:
@@ -243,39 +260,10 @@ def run(job: Job, curve: Curve, machine: Machine, policy: Policy, seed: int = 0)
         policy.observe(rows, tokens, emitted, expected, seconds * factor, drafting * factor)
 
 
-class Ladder:
-    """Measures the costs of a job's forwards: in the job, or (kept) in an earlier one, long enough and on a steady machine.
-
-    spent: seconds that it took of the job.
-    """
-
-    def __init__(self, job: Job, curve: Curve, machine: Machine, kept: bool, seed: int = 1) -> None:
-        self.job, self.curve, self.machine, self.kept = job, curve, machine, kept
-        self.spent, self._before, self._random = 0.0, 0, np.random.default_rng(seed)
-        self._tables = {rows: curve.table(rows) for rows in range(1, job.batch + 1)}
-
-    def measure(self, plain: float) -> StepCost:
-        """plain: seconds of the forward of a plain step of this job."""
-        batch = self.job.batch
-        if self.kept:
-            plain = min(self._forward(batch, batch) for _ in range(FIRST - 1))
-        steps, most = (np.inf, np.inf) if self.kept else (self.job.tokens / batch, ladder.SECONDS)
-        cost = ladder.measure(self._forward, batch, steps, plain, self.curve.buckets, most)
-        self.spent *= not self.kept
-        return cost
-
-    def _forward(self, rows: int, tokens: int) -> float:
-        seconds = self._tables[rows][tokens] * (CHANGED if self.curve.on_cpu and tokens != self._before else 1.0)
-        self._before = tokens
-        self.spent += seconds
-        return float(seconds * math.exp(self._random.normal(0, self.machine.noise)))
-
-
 def new_seconds(job: Job, curve: Curve, machine: Machine, kept: bool, seed: int = 0) -> float:
-    """Of the job with lookahead/budget/policy.py, measuring costs included."""
-    costs = Ladder(job, curve, machine, kept, seed + 1)
-    seconds = run(job, curve, machine, New(costs.measure), seed)[0]
-    return seconds + costs.spent
+    """Seconds of the job with the policy of today, measuring costs included."""
+    policy = New(job, curve, machine, kept, seed)
+    return run(job, curve, machine, policy, seed)[0] + policy.spent
 
 
 class Result(NamedTuple):

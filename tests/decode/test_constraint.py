@@ -200,7 +200,7 @@ def test_what_must_come_is_drafted_and_nothing_that_cannot(demo, tokenizer):
 
 
 def test_plain_steps_are_timed_between_drafts_of_constrained_rows(demo, tokenizer):
-    """Else the speedup of a job of such rows is never measured: what grammars force is drafted for whatever it costs."""
+    """Else the speedup of a job of such rows is never measured."""
     engine = DecodingEngine(demo, Drafter([], DraftOptions()), 1, tokenizer=tokenizer)
     ids = tokenizer(PROMPTS[0])["input_ids"]
     for _ in engine.run([engine.request(ids, 60, schema(SCHEMAS["list of points"])) for _ in range(4)]):

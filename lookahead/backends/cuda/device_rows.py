@@ -62,10 +62,8 @@ class Slotted:
 
 
 Argument = Buffer | torch.Tensor | Slotted | str  # what a kernel is given the address of
-BEHIND: dict[Any, tuple[str, ...]] = {
-    Slotted: ("_slot", "_head", "_position"),
-    META: ("_line",),
-}  # strides behind an address
+# Strides that follow an address.
+BEHIND: dict[Any, tuple[str, ...]] = {Slotted: ("_slot", "_head", "_position"), META: ("_line",)}
 
 
 @dataclasses.dataclass
