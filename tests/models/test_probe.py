@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,13 @@ def check_mutants(model: Any, monkeypatch: pytest.MonkeyPatch, hidden: set[str])
     """Of a model that is not laid out: its program is accepted, and no mutant's but those whose mistake rounding hides."""
     accepted = []
     for name, mutate in {"none": lambda model: None, **MUTANTS}.items():
-        monkeypatch.setattr(probe, "program_of", program_of_mutant(model, mutate))
-        target = probed(lay_out(copy.deepcopy(model)))
+        with monkeypatch.context() as patch:  # it holds what it puts back
+            patch.setattr(probe, "program_of", program_of_mutant(model, mutate))
+            target = probed(lay_out(copy.deepcopy(model)))
         assert target.mode == "packed"
         accepted += [name] if target.program is not None else []
+        del target
+        gc.collect()  # a large model is few objects, whose number the collector goes by
     assert "none" in accepted
     assert set(accepted) <= {"none", *hidden}
 

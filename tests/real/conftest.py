@@ -15,6 +15,13 @@ LENGTHS = (20, 90, 400, 1200, 3000)  # tokens of prompts, and a question behind 
 CORPUS, QUESTIONS = Path("samples/corpus.jsonl"), Path("samples/prompts.jsonl")
 
 
+@pytest.fixture(autouse=True)
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def gguf():
     found = find_real_model()

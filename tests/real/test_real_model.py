@@ -1,6 +1,6 @@
 """A model that people use gives the same tokens with drafts and without, next to any other rows, in every dtype.
 
-`pytest -m real` runs a part of it in under a minute, `pytest -m 'real and deep'` all of it in about half an hour.
+`pytest -m 'real and not deep'` runs a part of it in under a minute, `pytest -m 'real and deep'` all of it in about 20 minutes.
 """
 
 import copy
@@ -66,6 +66,7 @@ def test_drafts_and_batches_change_no_token(real_target, prompts, dtype, quantiz
     some = prompts[:12] if whole else [prompts[place] for place in (0, 2, 5, 6)]
     runs = (*itertools.product(("auto", "hierarchical 16"), (1, 8)), ("single 8", 4), ("off", 1))
     for params in (GenerationParams(max_new_tokens=48 if whole else 24), SAMPLED)[: 2 if whole else 1]:
+        some = some[3:] if params is SAMPLED else some
         plain = ids(answers(target, some, "off", 8, params))
         for strategy, batch_size in runs if whole else runs[:-1]:
             assert ids(answers(target, some, strategy, batch_size, params)) == plain, (strategy, batch_size)
@@ -95,14 +96,10 @@ def test_mutants_are_refused(stock, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", ["bfloat16", *deep(["float32", "float16"])])
 def test_logprobs_are_the_same_bits_in_any_batch_and_with_drafts(real_target, prompts, dtype):
     target, params = real_target(dtype), GenerationParams(max_new_tokens=12, logprobs=4)
-    torch.set_num_threads(2)
-    try:
-        found = [
-            [result.logprobs for result in answers(target, prompts[5:13], strategy, batch_size, params)]
-            for strategy, batch_size in (("off", 1), ("off", 8), ("auto", 1), ("hierarchical 16", 4), ("single 8", 8))
-        ]
-    finally:
-        torch.set_num_threads(1)
+    found = [
+        [result.logprobs for result in answers(target, prompts[5:13], strategy, batch_size, params)]
+        for strategy, batch_size in (("off", 1), ("off", 8), ("auto", 1), ("hierarchical 16", 4), ("single 8", 8))
+    ]
     assert all(each == found[0] for each in found)
 
 
