@@ -64,6 +64,11 @@ class Code:
     def load(self, address: Any, kind: Any = VECTOR) -> Any:
         return self.builder.load(self.pointer(address, kind), align=4)
 
+    def fetch(self, address: Any) -> None:
+        """A hint to the processor that the cache line at this address is read soon; it may lie anywhere."""
+        hints = (ir.Constant(INT, number) for number in (0, 3, 1))  # to read, near, data
+        self.call("llvm.prefetch.p0", ir.VoidType(), self.pointer(address, BYTE), *hints)
+
     def store(self, value: Any, address: Any) -> None:
         self.builder.store(value, self.pointer(address, value.type), align=4)
 
@@ -95,12 +100,26 @@ class Code:
             name = "llvm.masked.load.v16f32.p0" if self.size == 4 else "llvm.masked.load.v16i16.p0"
             none = ir.Constant(narrow, [0] * LANES) if self.size == 2 else self.constant(0.0)
             read = self.call(name, narrow, where, ir.Constant(INT, self.size), self.below(count), none)
-        if self.size == 4:
-            return read
+        return read if self.size == 4 else self.widened(read)
+
+    def widened(self, halves: Any) -> Any:
+        """16 float32 of numbers of half precision."""
         if self.kind == "uint16":
-            wide = self.builder.shl(self.builder.zext(read, WHOLE), ir.Constant(WHOLE, [16] * LANES))
+            wide = self.builder.shl(self.builder.zext(halves, WHOLE), ir.Constant(WHOLE, [16] * LANES))
             return self.builder.bitcast(wide, VECTOR)
-        return self.builder.fpext(self.builder.bitcast(read, ir.VectorType(HALF, LANES)), VECTOR)
+        return self.builder.fpext(self.builder.bitcast(halves, ir.VectorType(HALF, LANES)), VECTOR)
+
+    def narrowed(self, numbers: Any) -> Any:
+        """16 float32 in half precision, each the nearest, the even of two; what is not a number stays so."""
+        builder, halves = self.builder, ir.VectorType(SHORT, LANES)
+        if self.kind == "int16":
+            return builder.bitcast(builder.fptrunc(numbers, ir.VectorType(HALF, LANES)), halves)
+        whole, sixteen = builder.bitcast(numbers, WHOLE), ir.Constant(WHOLE, [16] * LANES)
+        odd = builder.and_(builder.lshr(whole, sixteen), ir.Constant(WHOLE, [1] * LANES))
+        rounded = builder.add(builder.add(whole, odd), ir.Constant(WHOLE, [0x7FFF] * LANES))
+        is_number = builder.fcmp_ordered("ord", numbers, numbers)
+        rounded = builder.select(is_number, rounded, ir.Constant(WHOLE, [0x7FC00000] * LANES))
+        return builder.trunc(builder.lshr(rounded, sixteen), halves)
 
     def numbers(self, line: Any, at: Any, count: Any = None, vector: int | None = None) -> Any:
         """16 numbers, from the one numbered `at` on, of the key or value that begins at the address `line`, as `keys`.

@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from lookahead.native.vector_code import FLOAT, HALF, LANES, LONG, SHORT, VECTOR, WHOLE, each_chunk, emitted
+from lookahead.native.vector_code import FLOAT, LANES, LONG, VECTOR, WHOLE, each_chunk, emitted
 
 LEAST = -3.0e38  # below every score
 # 2 ** f for -0.5 <= f <= 0.5, lowest power last: the largest error is 2e-8
@@ -228,16 +228,7 @@ def narrow(code, source, count, factor, target):
 
     def add(sums, at, some):
         result = builder.fmul(code.load(code.at(source, at, 4)), factor)
-        if code.kind == "uint16":  # to the nearest, to the even of two; what is not a number stays so
-            whole = builder.bitcast(result, WHOLE)
-            sixteen, one = ir.Constant(WHOLE, [16] * LANES), ir.Constant(WHOLE, [1] * LANES)
-            odd = builder.and_(builder.lshr(whole, sixteen), one)
-            rounded = builder.add(builder.add(whole, odd), ir.Constant(WHOLE, [0x7FFF] * LANES))
-            is_number = builder.fcmp_ordered("ord", result, result)
-            rounded = builder.select(is_number, rounded, ir.Constant(WHOLE, [0x7FC00000] * LANES))
-            result = builder.trunc(builder.lshr(rounded, sixteen), ir.VectorType(SHORT, LANES))
-        elif code.kind == "int16":
-            result = builder.bitcast(builder.fptrunc(result, ir.VectorType(HALF, LANES)), ir.VectorType(SHORT, LANES))
+        result = result if code.size == 4 else code.narrowed(result)
         mask = None if some is None else code.below(some)
         code.store_numbers(result, code.at(target, at, code.size), code.size, mask)
 

@@ -14,16 +14,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
+from numba.core import types
 
+from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, LIKE_BFLOAT16, LIKE_FLOAT16
 from lookahead.forward.processor import has_avx512, multiplies_pairs
 from lookahead.native.vector_code import FLOAT, INT, LANES, LONG, VECTOR, WHOLE, Code, emitted
 
 PANEL = 64  # outputs
 VECTORS = PANEL // LANES
-UNROLLED = 4  # numbers of a token
-# Tokens and vectors of a tile, the largest first: as many sums as there are registers for.
+UNROLLED = 4  # lines of a panel: of numbers of a token, of pairs or of four of them
+LINE = 64  # bytes of a line of a processor's cache
+# Vectors of a tile of 1, 2, ... tokens: as many sums as there are registers for.
 AVX512 = has_avx512()
-TILES = ((6, 4), (4, 4), (2, 4), (1, 4)) if AVX512 else ((6, 1), (5, 1), (4, 1), (3, 2), (1, 4))
+TILES = (4, 4, 4, 4, 4, 4) if AVX512 else (4, 2, 2, 1, 1, 1)
 
 
 class BFloatType(ir.types._BaseFloatType):
@@ -43,7 +46,30 @@ def constant(number: int) -> Any:
     return ir.Constant(LONG, number)
 
 
-def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums: Any, goes_on: Any, shape: Any) -> None:
+class Ahead:
+    """Fetches what a thread multiplies next, a block of weights, while it multiplies this one, a part in each tile."""
+
+    def __init__(self, code: Code, address: Any, size: Any, turns: Any):
+        """address: of the next block, 0: nothing is fetched. size: its bytes. turns: how often `fetch` is called, about."""
+        builder = code.builder
+        self._code, self._at = code, code.variable(LONG, address)
+        self._end = builder.add(address, size)
+        lines = builder.sdiv(size, constant(LINE))
+        each = builder.sdiv(builder.add(lines, builder.sub(turns, constant(1))), turns)
+        self._each = builder.select(builder.icmp_signed("==", address, constant(0)), constant(0), each)
+
+    def fetch(self) -> None:
+        code, builder = self._code, self._code.builder
+        with code.loop(self._each):
+            at = builder.load(self._at)
+            code.fetch(at)
+            beyond = builder.icmp_signed(">=", at, self._end)
+            builder.store(builder.select(beyond, at, builder.add(at, constant(LINE))), self._at)
+
+
+def _add_up(
+    code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums: Any, goes_on: Any, shape: Any, ahead: Ahead
+) -> None:
     """Code of one tile, see `multiply`. shape: its tokens and vectors."""
     builder, pairs = code.builder, code.kind == "int32"
     tokens, vectors = shape
@@ -77,6 +103,7 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
     rest = builder.srem(inner, constant(UNROLLED))
     whole = builder.sub(inner, rest)
     with code.loop(whole, UNROLLED) as at:
+        ahead.fetch()
         for number in range(UNROLLED):
             step(builder.add(at, constant(number)))
     with code.loop(rest) as at:
@@ -85,40 +112,89 @@ def _add_up(code: Code, token: Any, stride: Any, weights: Any, inner: Any, sums:
         code.store(builder.load(register), home)
 
 
+def _tile_count(builder: Any, count: Any, most: int) -> Any:
+    return builder.sdiv(builder.add(count, constant(most - 1)), constant(most))
+
+
+def turns(code: Code, count: Any, lines: Any, vectors: Sequence[int] = TILES) -> Any:
+    """How often tiles of `tiles` take UNROLLED lines of a block, about."""
+    builder = code.builder
+    times = builder.mul(_tile_count(builder, count, len(vectors)), constant(VECTORS // vectors[-1]))
+    return builder.mul(times, builder.add(builder.sdiv(lines, constant(UNROLLED)), constant(1)))
+
+
 def tiles(
-    code: Code, token: Any, stride: Any, count: Any, sums: Any, shapes: Sequence[tuple[int, int]] = TILES
+    code: Code, token: Any, stride: Any, count: Any, sums: Any, vectors: Sequence[int] = TILES
 ) -> Iterator[tuple[Any, Any, tuple[int, int], Any]]:
     """The code of a walk over `count` tokens and a panel's outputs: what is built at each turn is run for its tiles.
 
-    shapes: of tiles, the largest first, the last one of one token. Yields where its tokens begin, where their sums [tokens, 64]
-    do, (tokens, vectors of outputs), and the first vector, int64.
+    vectors: of outputs, of tiles of 1, 2, ... tokens. As few tiles as possible, of nearly as many tokens each. Yields where
+    their tokens begin, where their sums [tokens, 64] do, (tokens, vectors of outputs), and the first vector, int64.
     """
     builder, done = code.builder, constant(0)
-    for shape in shapes:
-        tokens, vectors = shape
-        rounds = builder.sdiv(builder.sub(count, done), constant(tokens))
-        with code.loop(rounds) as number:
-            first = builder.add(done, builder.mul(number, constant(tokens)))
+    number = _tile_count(builder, count, len(vectors))
+    small = builder.sdiv(count, number)  # tokens of most tiles; of the first ones, one more
+    large = builder.srem(count, number)
+    for tokens in range(len(vectors), 0, -1):
+        is_small = builder.icmp_signed("==", small, constant(tokens))
+        is_large = builder.icmp_signed("==", small, constant(tokens - 1))
+        others = builder.select(is_large, large, constant(0))
+        rounds = builder.select(is_small, builder.sub(number, large), others)
+        width = vectors[tokens - 1]
+        with code.loop(rounds) as index:
+            first = builder.add(done, builder.mul(index, constant(tokens)))
             begin = builder.add(token, builder.mul(first, stride))
             home = code.at(sums, first, 4 * PANEL)
-            if vectors == VECTORS:
-                yield begin, home, shape, constant(0)
+            if width == VECTORS:
+                yield begin, home, (tokens, width), constant(0)
             else:
-                with code.loop(constant(VECTORS), vectors) as column:
-                    yield begin, home, shape, column
+                with code.loop(constant(VECTORS), width) as column:
+                    yield begin, home, (tokens, width), column
         done = builder.add(done, builder.mul(rounds, constant(tokens)))
 
 
 @emitted(of_kind=True)
-def multiply(code, token, stride, count, weights, inner, sums, goes_on):
+def multiply(code, token, stride, count, weights, inner, sums, goes_on, ahead):
     """Add up products of `count` tokens with a panel, over `inner` numbers (pairs: twice as many), into sums [count, 64].
 
     kind: an array element whose type defines what weights are: float32, uint16 (bits of bfloat16), int16 (bits of float16),
     int32 (pairs of bfloat16). token: float32; bfloat16 for pairs. weights: the first line. goes_on: 0 where sums begin at zero.
+    ahead: address of what is multiplied next, as much again, which is fetched meanwhile; 0: nothing is.
     """
     if code.kind == "int32" and not multiplies_pairs():  # no weights of this machine lie so, and LLVM has no code for it
         return
     size = 4 if code.kind in ("float32", "int32") else 2
+    block = code.builder.mul(inner, constant(size * PANEL))
+    fetched = Ahead(code, ahead, block, turns(code, count, inner))
     for begin, home, (tokens, vectors), column in tiles(code, token, stride, count, sums):
         here, there = code.at(weights, column, size * LANES), code.at(home, column, 4 * LANES)
-        _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors))
+        _add_up(code, begin, stride, here, inner, there, goes_on, (tokens, vectors), fetched)
+
+
+HALVES = {AS_BFLOAT16: types.uint16, LIKE_BFLOAT16: types.uint16, AS_FLOAT16: types.int16, LIKE_FLOAT16: types.int16}
+
+
+@emitted()
+def give_panel(code, sums, count, scales, bias, target, stride, stored):
+    """Store the sums [count, 64] of a whole panel where the product's results go, times scales and with the bias added.
+
+    scales, bias: addresses of 64 float32 each; 0: none. stored: how, see ops.AS_FLOAT32.
+    """
+    builder = code.builder
+    none = [builder.icmp_signed("==", address, constant(0)) for address in (scales, bias)]
+    for kind in (AS_FLOAT32, *HALVES):
+        half, size = Code(builder, HALVES.get(kind, types.float32)), 2 if kind in (AS_BFLOAT16, AS_FLOAT16) else 4
+        with builder.if_then(builder.icmp_signed("==", stored, constant(kind))), code.loop(count) as row:
+            line, home = code.at(sums, row, 4 * PANEL), builder.add(target, builder.mul(row, stride))
+            for number in range(VECTORS):
+                column = constant(4 * LANES * number)
+                slot = code.variable(VECTOR, code.load(builder.add(line, column)))
+                for address, is_none, combine in zip((scales, bias), none, (builder.fmul, builder.fadd), strict=True):
+                    with builder.if_then(builder.not_(is_none)):
+                        builder.store(combine(builder.load(slot), code.load(builder.add(address, column))), slot)
+                result = builder.load(slot)
+                if kind != AS_FLOAT32:
+                    result = half.narrowed(result)
+                    result = result if size == 2 else half.widened(result)
+                where = builder.add(home, constant(size * LANES * number))
+                builder.store(result, code.pointer(where, result.type), align=size)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.backends.cpu.panel_code import PANEL, multiply
+from lookahead.backends.cpu.panel_code import PANEL, give_panel, multiply
 from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, GROUP8, SCALES, TOKEN_GROUP, multiply_groups
 from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, LIKE_BFLOAT16
 from lookahead.native.kernels import address_of, carray, float32_at, inlined, int64_at, kernel, part, uint8_at, uint16_at
@@ -22,10 +22,11 @@ from lookahead.native.vectors import narrow, take_ticket, widen
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
 FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4 = range(6)
 
-NUMBERS = 1024  # of a token (or pairs of them) that are multiplied before the next tokens are: that much of a panel stays in a
-# core's cache, and so do the sums of that many tokens:
-TOKENS = 240
-GROUPS = 16  # of quantized tokens, likewise
+TOKENS = 240  # that are multiplied at once: their sums stay in a core's cache
+# So does a block of a panel, which all of them are multiplied by: lines of numbers (or pairs), and groups of quantized tokens.
+# From FETCHED tokens on the next block is fetched meanwhile; fewer are multiplied faster than any weights are read.
+LINES, GROUPS = 64, 4
+FETCHED = 3
 
 # What the array that describes a product holds: numbers, addresses and strides in bytes
 TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS = range(12)
@@ -88,10 +89,12 @@ def _numbers(address, like, size):
         while first < task[COUNT]:
             count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
             while at < inner:
-                some, token = min(NUMBERS, inner - at), task[TOKEN] + first * stride + at * 4
-                multiply(like, token, stride, count, weights + at * PANEL * size, some, sums, at)
+                some, token = min(LINES, inner - at), task[TOKEN] + first * stride + at * 4
+                block, is_last = weights + at * PANEL * size, number == asked[END] - 1 and at + some == inner
+                ahead = np.int64(0) if count < FETCHED or is_last else block + some * PANEL * size
+                multiply(like, token, stride, count, block, some, sums, at, ahead)
                 at += some
-            _give(task, number, first, count, sums)
+            _give(task, number, first, count, sums, np.int64(0))
             first += count
 
 
@@ -105,33 +108,38 @@ def _groups(address, like, size, scaled):
         weights, first = task[WEIGHTS] + number * (scaled + groups * size), np.int64(0)
         while first < task[COUNT]:
             count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
-            totals, scales = carray(float32_at(sums), (count, PANEL)), carray(float32_at(weights), (PANEL,))
-            for index in range(count):
-                for column in range(PANEL):
-                    totals[index, column] = np.float32(0)
             while at < groups:
                 some, token = min(GROUPS, groups - at), task[TOKEN] + first * stride + at * TOKEN_GROUP
-                multiply_groups(like, token, stride, count, weights + scaled + at * size, some, sums)
+                block, is_last = weights + scaled + at * size, number == asked[END] - 1 and at + some == groups
+                ahead = np.int64(0) if count < FETCHED or is_last else block + some * size
+                multiply_groups(like, token, stride, count, block, some, sums, at, ahead)
                 at += some
-            for index in range(count if scaled > 0 else 0):
-                for column in range(PANEL):
-                    totals[index, column] *= scales[column]
-            _give(task, number, first, count, sums)
+            _give(task, number, first, count, sums, weights if scaled > 0 else np.int64(0))
             first += count
 
 
 @part
-def _give(task, number, first, count, sums):
-    """Add the bias to the sums of some tokens with a panel and store them where the product's results go."""
+def _give(task, number, first, count, sums, scales):
+    """Store the sums of some tokens with a panel where the product's results go; see `give_panel`."""
     begin = number * PANEL
     columns, size = min(PANEL, task[OUTPUTS] - begin), 2 if task[AS] in (AS_BFLOAT16, AS_FLOAT16) else 4
+    target = task[OUTPUT] + first * task[OUTPUT_STRIDE] + begin * size
+    bias = task[BIAS] + begin * 4 if task[BIAS] != 0 else np.int64(0)
+    if columns == PANEL:
+        give_panel(sums, count, scales, bias, target, task[OUTPUT_STRIDE], task[AS])
+        return
     for index in range(count):
         row = sums + index * PANEL * 4
-        if task[BIAS] != 0:
-            totals, bias = carray(float32_at(row), (columns,)), carray(float32_at(task[BIAS] + begin * 4), (columns,))
+        totals = carray(float32_at(row), (columns,))
+        if scales != 0:
+            factors = carray(float32_at(scales), (columns,))
             for column in range(columns):
-                totals[column] += bias[column]
-        store(row, columns, task[OUTPUT] + (first + index) * task[OUTPUT_STRIDE] + begin * size, task[AS])
+                totals[column] *= factors[column]
+        if bias != 0:
+            addends = carray(float32_at(bias), (columns,))
+            for column in range(columns):
+                totals[column] += addends[column]
+        store(row, columns, target + index * task[OUTPUT_STRIDE], task[AS])
 
 
 @part

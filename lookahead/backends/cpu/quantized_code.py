@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, constant, tiles
+from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, UNROLLED, Ahead, constant, tiles, turns
 from lookahead.forward.processor import multiplies_bytes
 from lookahead.native.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code, emitted
 
@@ -26,8 +26,8 @@ TOKEN_GROUP = GROUP + 8  # bytes of a token's group
 SCALES = 4 * PANEL  # bytes at the beginning of a panel of 8 bits
 GROUP8 = GROUP * PANEL  # bytes of a group of weights
 GROUP4 = GROUP * PANEL // 2 + 3 * PANEL
-UNROLLED = 4  # steps of a group: of 4 bits, 8 products of two bytes, 15 * 127 each at most, which int16 has room for
-TILES4 = TILES if AVX512 else ((3, 2), (1, 4))  # weights of 4 bits take registers to unpack
+# UNROLLED steps of a group: of 4 bits, 8 products of two bytes, 15 * 127 each at most, which int16 has room for
+TILES4 = TILES if AVX512 else (4, 2, 2)  # weights of 4 bits take registers to unpack
 LEAST = 1e-30  # a group of a token whose numbers are all smaller is taken for zeros
 FULL4 = 7.49  # what the largest number of a group of 4 bits is, before it is rounded to 7: steps are smaller than by 7.0
 BYTE = ir.IntType(8)
@@ -100,13 +100,29 @@ def _scales4(code: Code, line: Any, vector: Any) -> tuple[Any, Any]:
 
 
 def _add_up(
-    code: Code, token: Any, stride: Any, weights: Any, groups: Any, sums: Any, shape: Any, bits: int, column: Any
+    code: Code,
+    token: Any,
+    stride: Any,
+    weights: Any,
+    groups: Any,
+    sums: Any,
+    shape: Any,
+    bits: int,
+    column: Any,
+    ahead: Ahead,
+    goes_on: Any,
 ) -> None:
     """Code of one tile, see `multiply_groups`. shape: its tokens and vectors; column: its first vector."""
     builder, (tokens, vectors), multiplied = code.builder, shape, Bytes(code, bits)
     lines = [builder.add(token, builder.mul(stride, constant(number))) for number in range(tokens)]
     registers = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
     columns = [builder.add(column, constant(vector)) for vector in range(vectors)]
+    homes = [
+        code.at(builder.add(sums, constant(4 * PANEL * row)), each, 4 * LANES) for row in range(tokens) for each in columns
+    ]
+    with builder.if_then(builder.icmp_signed("==", goes_on, constant(0)), likely=False):
+        for home in homes:
+            code.store(code.constant(0.0), home)
 
     def step(begins: list[Any], line: Any, at: Any, totals: list[Any]) -> None:
         line = builder.add(line, builder.mul(at, constant(4 * PANEL)))
@@ -137,6 +153,7 @@ def _add_up(
             for register in registers[row * vectors : (row + 1) * vectors]:
                 builder.store(first, register)
         with code.loop(constant(16 if bits == 8 else 8), UNROLLED) as at:
+            ahead.fetch()
             totals = [multiplied.begin(builder.load(register)) for register in registers]
             for number in range(UNROLLED):
                 step(begins, line, builder.add(at, constant(number)), totals)
@@ -149,7 +166,7 @@ def _add_up(
                 less = builder.sitofp(code.load(builder.add(begin, constant(GROUP + 4)), INT), FLOAT)
                 less = code.splat(builder.fneg(less))
             for vector in range(vectors):
-                home = code.at(builder.add(sums, constant(4 * PANEL * row)), columns[vector], 4 * LANES)
+                home = homes[row * vectors + vector]
                 total = builder.sitofp(builder.load(registers[row * vectors + vector]), VECTOR)
                 if bits == 4:
                     scales, zeros = known[vector]
@@ -160,15 +177,18 @@ def _add_up(
 
 
 @emitted(of_kind=True)
-def multiply_groups(code, token, stride, count, weights, groups, sums):
-    """Add products of `count` quantized tokens with a panel, over `groups`, to sums float32 [count, 64].
+def multiply_groups(code, token, stride, count, weights, groups, sums, goes_on, ahead):
+    """Add up products of `count` quantized tokens with a panel, over `groups`, into sums float32 [count, 64].
 
     kind: an array element whose type defines how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
-    is added for 8 bits is to be multiplied by the outputs' scales.
+    is added for 8 bits is to be multiplied by the outputs' scales. goes_on, ahead: see `multiply`.
     """
-    bits = 8 if code.kind == "uint8" else 4
-    for begin, home, shape, column in tiles(code, token, stride, count, sums, TILES4 if bits == 4 else TILES):
-        _add_up(code, begin, stride, weights, groups, home, shape, bits, column)
+    bits, builder = 8 if code.kind == "uint8" else 4, code.builder
+    vectors, lines, size = (TILES, 16, GROUP8) if bits == 8 else (TILES4, 8, GROUP4)
+    often = turns(code, count, builder.mul(groups, constant(lines)), vectors)
+    fetched = Ahead(code, ahead, builder.mul(groups, constant(size)), often)
+    for begin, home, shape, column in tiles(code, token, stride, count, sums, vectors):
+        _add_up(code, begin, stride, weights, groups, home, shape, bits, column, fetched, goes_on)
 
 
 @emitted()
@@ -199,7 +219,8 @@ def quantize(code, source, count, target, eight):
         total = _whole(0)
         for number, part in enumerate(read):
             rounded = code.call("llvm.rint.v16f32", VECTOR, builder.fmul(part, factor))
-            whole = code.call("llvm.fptosi.sat.v16i32.v16f32", WHOLE, rounded)
+            is_number = builder.fcmp_ordered("ord", rounded, rounded)  # of infinity, and what is none: 0
+            whole = builder.fptosi(builder.select(is_number, rounded, code.constant(0.0)), WHOLE)
             total = builder.add(total, whole)
             code.store(builder.trunc(whole, ir.VectorType(BYTE, LANES)), builder.add(home, constant(LANES * number)))
         summed = code.call("llvm.vector.reduce.add.v16i32", INT, total)
