@@ -22,7 +22,8 @@ from lookahead.native.compiler import KernelCompiler
 from lookahead.native.kernels import SOURCES, inlined
 from lookahead.native.vector_code import INT, LONG, emitted
 
-PATIENCE = 2_000  # looks at a counter, a few us
+PATIENCE = 2_000  # looks at counters, a few us
+SHARES = 3  # that work is cut into, for each thread
 
 
 @functools.cache
@@ -54,6 +55,13 @@ def openmp() -> Any:
 def openmp_address() -> int:
     """Return where the function `openmp` is; 0 if there is none."""
     return int(ctypes.cast(openmp(), ctypes.c_void_p).value or 0) if openmp() else 0
+
+
+@functools.cache
+def thread_number() -> int:
+    """The address of a C function that gives the number of the thread that calls it, among those that run a kernel; or 0."""
+    library = _library()
+    return 0 if library is None else int(ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value or 0)
 
 
 def most_threads() -> int:
@@ -103,14 +111,34 @@ def add(code, address, number):
 
 @emitted(types.int64)
 def read(code, address):
-    """int64: the counter at this address, and with it what was written before it was raised."""
+    """int64: what the address holds; what was written before it was, is seen, too."""
     return code.builder.load_atomic(code.pointer(address, LONG), "acquire", 8)
+
+
+@emitted()
+def write(code, address, number):
+    """Write an int64, and with it what was written before; see `read`."""
+    code.builder.store_atomic(number, code.pointer(address, LONG), "release", 8)
+
+
+@emitted(types.boolean)
+def replace(code, address, old, new):
+    """Write `new` where the address holds `old`; tells whether it did."""
+    pair = code.builder.cmpxchg(code.pointer(address, LONG), old, new, "acq_rel", "acquire")
+    return code.builder.extract_value(pair, 1)
 
 
 @emitted()
 def call(code, function):
     """Call the C function at this address, which takes and returns nothing that matters."""
     code.builder.call(code.pointer(function, ir.FunctionType(ir.VoidType(), [])), [])
+
+
+@emitted(types.int64)
+def number_by(code, function):
+    """int64: what the C function at this address returns, an int."""
+    number = code.builder.call(code.pointer(function, ir.FunctionType(INT, [])), [])
+    return code.builder.sext(number, LONG)
 
 
 @emitted()
@@ -127,11 +155,34 @@ def in_threads(code, parallel, function, address, threads):
     code.builder.call(code.pointer(parallel, kind), [function, address, count, ir.Constant(INT, 0)])
 
 
+# Shares of work are dealt out to threads. For each thread a line of the processor's cache counts how many of its shares are
+# taken, and how many shares it has done. It takes its own shares first, and then what others have left of theirs: so threads
+# that keep pace do not write to each other's lines, and nobody waits for a thread that has taken nothing. Counts are above a
+# base that grows from use to use; what is below it means none, and nothing is reset.
+COUNTS = 8  # int64 of a line
+TAKEN, DONE = 0, 8  # bytes
+
+
 @inlined
-def wait_for(address, count, yields):
-    """Until the counter at this address has come to `count`. Who waits for long calls `yields`, the address of `gives_way`."""
-    looked = np.int64(0)
-    while read(address) < count:
+def take_share(line, base, most):
+    """Take the next of `most` shares of the thread whose counts are at `line`: its number, or -1 if all are taken."""
+    while True:
+        seen = read(line + TAKEN)
+        taken = max(seen - base, 0)
+        if taken >= most:
+            return np.int64(-1)
+        if replace(line + TAKEN, seen, base + taken + 1):
+            return taken
+
+
+@inlined
+def wait_for(lines, threads, base, shares, yields):
+    """Until threads have done that many shares. Who waits for long calls `yields`, the address of `gives_way`."""
+    looked, done = np.int64(0), np.int64(-1)
+    while done < shares:
+        done = np.int64(0)
+        for thread in range(threads):
+            done += max(read(lines + thread * COUNTS * 8 + DONE) - base, 0)
         looked += 1
         if looked % PATIENCE == 0:
             call(yields)

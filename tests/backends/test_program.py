@@ -13,6 +13,7 @@ from lookahead.backends.cpu import vector_math
 from lookahead.backends.cpu.linear import lay_out
 from lookahead.backends.cpu.panel_builder import PanelBuilder
 from lookahead.backends.cpu.panels import Panels
+from lookahead.backends.lowering import ops
 from lookahead.backends.lowering.lower import lowered
 from lookahead.backends.lowering.plan import Attention, Product, reads, written
 from lookahead.backends.lowering.trace import traced
@@ -169,26 +170,49 @@ def test_buffers_that_are_alive_at_once_lie_apart(tiny_model, name):
 
 
 FUNCTIONS = {
-    "exp": torch.exp,
-    "sigmoid": torch.sigmoid,
-    "silu": nn.functional.silu,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "to_bfloat16": lambda x: x.float().bfloat16().double(),
-    "to_float16": lambda x: x.float().half().double(),
+    (ops.EXP, ops.NOT): torch.exp,
+    (ops.SIGMOID, ops.NOT): torch.sigmoid,
+    (ops.SILU, ops.NOT): nn.functional.silu,
+    (ops.TANH, ops.NOT): torch.tanh,
+    (ops.ERF, ops.NOT): torch.erf,
+    (ops.GELU, ops.NOT): nn.functional.gelu,
+    (ops.GELU_TANH, ops.NOT): lambda x: nn.functional.gelu(x, approximate="tanh"),
+    (ops.RELU, ops.NOT): torch.relu,
+    (ops.NEGATE, ops.TO_BFLOAT16): lambda x: (-x.float()).bfloat16().double(),
+    (ops.COPY, ops.TO_FLOAT16): lambda x: x.float().half().double(),
+    (ops.SQUARE_ROOT, ops.NOT): torch.sqrt,
 }
+OF_TWO = {ops.ADD: torch.add, ops.SUBTRACT: torch.sub, ops.MULTIPLY: torch.mul, ops.DIVIDE: torch.div}
+NUMBERS = torch.cat([torch.linspace(-30, 30, 4003), torch.tensor([0.0, -0.0, float("nan"), 88.0, -88.0, 1e-30])])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_those_of_torch(name):
-    function = getattr(vector_math, name)
-    numbers = torch.cat([torch.linspace(-30, 30, 4003), torch.tensor([0.0, -0.0, float("nan"), 88.0, -88.0, 1e-30])])
-    found = numbers.clone()
-    numba.njit(lambda address, count: function(address, count))(found.data_ptr(), len(found))
-    torch.testing.assert_close(found.double(), FUNCTIONS[name](numbers.double()), rtol=4e-7, atol=1e-6, equal_nan=True)
+@pytest.fixture(scope="module")
+def computed():
+    kernel = numba.njit(lambda *given: vector_math.compute(*given))
+
+    def run(op, rounds, left, right):
+        target = torch.full([len(NUMBERS) + 1], 7.0)
+        operands = [each for side in (left, right) for each in (side.data_ptr(), int(len(side) > 1))]
+        kernel(op, rounds, len(NUMBERS), target.data_ptr(), *operands)
+        assert target[-1] == 7
+        return target[:-1]
+
+    return run
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_functions_are_those_of_torch(computed, function):
+    found = computed(*function, NUMBERS, NUMBERS)
+    torch.testing.assert_close(found.double(), FUNCTIONS[function](NUMBERS.double()), rtol=4e-7, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", OF_TWO)
+def test_operations_are_those_of_torch(computed, op):
+    for left, right in ((NUMBERS, NUMBERS.flip(0)), (NUMBERS, NUMBERS[9:10]), (NUMBERS[9:10], NUMBERS)):
+        expected = OF_TWO[op](left, right)
+        torch.testing.assert_close(computed(op, ops.NOT, left, right), expected, rtol=0, atol=0, equal_nan=True)
+        rounded = computed(op, ops.TO_BFLOAT16, left, right)
+        torch.testing.assert_close(rounded, expected.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_engine_mode_is_what_was_asked_for(tiny_model, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from lookahead.backends.cpu import attention_kernel as kernel
 from lookahead.forward.tree_meta import POSITION
-from lookahead.native.threads import gives_way, run_in
+from lookahead.native.threads import SHARES, run_in
 
 ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
 
@@ -40,16 +40,17 @@ def tree_attention_cpu(
     kept = key.element_size()
     key_slot, key_head, key_position, _ = key.stride()
     value_slot, value_head, value_position, _ = value.stride()
+    products = tokens * heads * width
+    large = products * capacity > ALONE and products * _longest(meta) > ALONE
+    threads = torch.get_num_threads() if large else 1
     task = kernel.TASK_BYTES.pack(
         *(0, tokens, heads, key_heads, width, value_width, scale * kernel.LOG2_E),
         *(query.data_ptr(), query_token * size, query_head * size),
         *(key.data_ptr(), key_slot * kept, key_head * kept, key_position * kept),
         *(value.data_ptr(), value_slot * kept, value_head * kept, value_position * kept),
-        *(output.data_ptr(), meta.data_ptr(), size, 0, gives_way()),
+        *(output.data_ptr(), meta.data_ptr(), size, 0, 0, SHARES * threads if threads > 1 else 1),
     )
-    products = tokens * heads * width
-    large = products * capacity > ALONE and products * _longest(meta) > ALONE
-    run_in(torch.get_num_threads() if large else 1, entry_of(query.dtype, key.dtype), task)
+    run_in(threads, entry_of(query.dtype, key.dtype), task)
     return output
 
 

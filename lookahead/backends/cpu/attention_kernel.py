@@ -19,7 +19,6 @@ import numpy as np
 
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.native.kernels import carray, float64_at, inlined, int32_at, int64_at, part
-from lookahead.native.threads import add, wait_for
 from lookahead.native.vectors import (
     are_quantized,
     dot,
@@ -47,9 +46,10 @@ QUERY, QUERY_TOKEN, QUERY_HEAD = 7, 8, 9
 KEY, KEY_SLOT, KEY_HEAD, KEY_POSITION = 10, 11, 12, 13
 VALUE, VALUE_SLOT, VALUE_HEAD, VALUE_POSITION = 14, 15, 16, 17
 OUTPUT, TASK_META, BYTES = 18, 19, 20
-DONE, YIELDS = 21, 22  # shares that are done; see threads.wait_for
-TASK = 23
-TASK_BYTES = struct.Struct("=6qd16q")
+BEGIN, END = 21, 22  # shares that are done by this call; END 0: threads take them as they come, by TICKETS
+LEAST = 23  # shares into which the call is divided, if it can be
+TASK = 24
+TASK_BYTES = struct.Struct("=6qd17q")
 
 LOG2_E = 1.4426950408889634
 
@@ -142,7 +142,7 @@ def _weights(task, meta, kind, start, first, head, queries, low, scores, tails, 
     tails: their weights [queries, most]; ancestors: those of each token [tokens, most]; seen: how many of them.
     """
     keys = task[KEY] + meta[start, SLOT] * task[KEY_SLOT] + head * task[KEY_HEAD]
-    query, line, grouped = queries.ctypes.data, queries.shape[1] * 4, task[HEADS] // task[KEY_HEADS]
+    query, line, grouped = queries.ctypes.data, queries.shape[1] * 4, len(tails) // len(ancestors)
     for number in range(len(tails)):
         token = number // grouped
         about = meta[first + token]
@@ -167,7 +167,7 @@ def _segments(task, meta, first, head, number, rows, low, scores, tails, ancesto
 
     segments: int64 [most, 6], see `_mix`; the last is the distance between the weights of two queries.
     """
-    stride, grouped = task[VALUE_POSITION], task[HEADS] // task[KEY_HEADS]
+    stride, grouped = task[VALUE_POSITION], len(tails) // len(ancestors)
     values = task[VALUE] + meta[first, SLOT] * task[VALUE_SLOT] + head * task[VALUE_HEAD]
     row, tail = scores.shape[1] * 4, tails.shape[1] * 4
     begin, end = np.int64(0), np.int64(1) << 60
@@ -214,9 +214,11 @@ def _outputs(task, meta, kind, first, head, low, scores, tails, ancestors, seen,
 
 
 @inlined
-def _share(task, meta, kind, kept, scale, start, first, last, head):
-    """Outputs of the tokens from `first` to `last` of the tree at `start`, for the heads that share this head's keys."""
-    grouped = task[HEADS] // task[KEY_HEADS]
+def _share(task, meta, kind, kept, scale, start, first, last, head, begin, end):
+    """Outputs of the tokens from `first` to `last` of the tree at `start`, for heads `begin` to `end` of those that share this
+    head's keys.
+    """
+    grouped, own = end - begin, head * (task[HEADS] // task[KEY_HEADS]) + begin
     count = (last - first) * grouped
     padded, value_padded = (task[WIDTH] + 15) // 16 * 16, (task[VALUE_WIDTH] + 15) // 16 * 16
     low, high, longest = np.int64(1) << 60, np.int64(0), np.int64(1)
@@ -228,8 +230,8 @@ def _share(task, meta, kind, kept, scale, start, first, last, head):
     low = min(low, high)
     queries = np.zeros(((count + 3) // 4 * 4, padded), np.float32)
     for number in range(count):
-        token, own = first + number // grouped, head * grouped + number % grouped
-        source = task[QUERY] + token * task[QUERY_TOKEN] + own * task[QUERY_HEAD]
+        token, query = first + number // grouped, own + number % grouped
+        source = task[QUERY] + token * task[QUERY_TOKEN] + query * task[QUERY_HEAD]
         widen(kind, source, task[WIDTH], scale, queries.ctypes.data + number * padded * 4)
     keys = (high - low + 15) // 16
     scores = np.empty((len(queries), (keys + 1 - keys % 2) * 16), np.float32)  # an odd number of lines of the processor's cache
@@ -240,36 +242,57 @@ def _share(task, meta, kind, kept, scale, start, first, last, head):
     outputs, totals = np.zeros((count, value_padded), np.float32), np.zeros((count + 4, 16), np.float32)
     _outputs(task, meta, kept, first, head, low, scores, tails, ancestors, seen, outputs, totals)
     for number in range(count):
-        token, own = first + number // grouped, head * grouped + number % grouped
-        into = task[OUTPUT] + (token * task[HEADS] + own) * task[VALUE_WIDTH] * task[BYTES]
+        token, query = first + number // grouped, own + number % grouped
+        into = task[OUTPUT] + (token * task[HEADS] + query) * task[VALUE_WIDTH] * task[BYTES]
         factor = np.float32(1) / totals[number, 0]
         narrow(kind, outputs.ctypes.data + number * value_padded * 4, task[VALUE_WIDTH], factor, into)
 
 
 @inlined
+def _division(task):
+    """(tokens of a share, up to ROWS queries; shares that the heads are divided among which share keys)"""
+    grouped, units = task[HEADS] // task[KEY_HEADS], task[TASK_TOKENS] * task[KEY_HEADS]
+    most = min(max(1, ROWS // grouped), (units + task[LEAST] - 1) // task[LEAST])
+    return max(1, most), max(1, min(grouped, task[LEAST] // units))
+
+
+@part
+def count_shares(task):
+    """Return how many shares a call has."""
+    meta = carray(int32_at(task[TASK_META]), (task[TASK_TOKENS], FIELDS))
+    most, parts = _division(task)
+    start, count = 0, 0
+    while start < task[TASK_TOKENS] and meta[start, SLOT] >= 0:
+        count += (meta[start, SIZE] + most - 1) // most
+        start += meta[start, SIZE]
+    return count * parts * task[KEY_HEADS]
+
+
+@inlined
 def attend(address, kind, kept):
-    """Do shares of the call that the array at `address` describes, up to ROWS queries of a tree each, until all are done.
+    """Do shares of the call that the array at `address` describes: from BEGIN to END, or until all are taken.
 
     kind: what queries and outputs are; kept: what keys and values are (see vectors.py).
     """
     task = carray(int64_at(address), (TASK,))
     scale = np.float32(carray(float64_at(address), (TASK,))[SCALE])
     meta = carray(int32_at(task[TASK_META]), (task[TASK_TOKENS], FIELDS))
-    most = max(1, ROWS // (task[HEADS] // task[KEY_HEADS]))  # tokens of a share
-    mine, share, done = take_ticket(address), np.int64(0), np.int64(0)
+    (most, parts), grouped, end = _division(task), task[HEADS] // task[KEY_HEADS], task[END]
+    mine, share = task[BEGIN] if end else take_ticket(address), np.int64(0)
     start = 0
     while start < task[TASK_TOKENS] and meta[start, SLOT] >= 0:  # what is behind fills the pack up
         size = meta[start, SIZE]
         for head in range(task[KEY_HEADS]):
             for first in range(start, start + size, most):
-                if mine == share:
-                    _share(task, meta, kind, kept, scale, start, first, min(first + most, start + size), head)
-                    mine = take_ticket(address)
-                    done += 1
-                share += 1
+                for each in range(parts):
+                    if mine == share:
+                        last, begin = min(first + most, start + size), grouped * each // parts
+                        _share(task, meta, kind, kept, scale, start, first, last, head, begin, grouped * (each + 1) // parts)
+                        mine = mine + 1 if end else take_ticket(address)
+                        if mine == end and end:
+                            return
+                    share += 1
         start += size
-    add(address + DONE * 8, done)
-    wait_for(address + DONE * 8, share, task[YIELDS])
 
 
 def float32(address: Any) -> None:

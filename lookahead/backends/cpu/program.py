@@ -25,10 +25,11 @@ from lookahead.forward.batch import Pack
 from lookahead.forward.batch_kernel import NO_LIMIT
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.quantized_cache import DTYPES
-from lookahead.native.threads import c_function, gives_way, openmp, run_in
+from lookahead.native.threads import COUNTS, SHARES, c_function, gives_way, openmp, run_in, thread_number
 
 LEAST = 64  # tokens that there is room for from the beginning
 LINE = 64  # bytes, of a processor's cache
+MOST_SHARES = 1 << 32  # of a stage
 OF_RUN = struct.Struct(f"={kernel.RUN}q")
 STORED = {**IN_FLOATS, torch.int8: ops.IN_8_BITS, torch.uint8: ops.IN_4_BITS}  # by the dtype of buffers
 
@@ -48,7 +49,7 @@ class Program:
         self.plan = plan
         self._kept = DTYPES.get(kv_dtype, plan.dtype)
         self._lock = threading.Lock()
-        self._room = self._threads = 0
+        self._room = self._threads = self._base_count = 0
         self._version = -1  # of the cache whose buffers the tables know
         self._attend = c_function(entry_of(plan.dtype, self._kept))[1]
         instructions = (step for stage in plan.stages for step in stage.steps if isinstance(step, Instruction))
@@ -75,7 +76,8 @@ class Program:
         count, kept = (tokens, self._every.data_ptr()) if wanted is None else (len(wanted), wanted.data_ptr())
         scores = torch.empty(count, self.plan.vocab, dtype=self.plan.scores_dtype)
         addresses = pack.inputs.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
-        OF_RUN.pack_into(self._head.data, 0, 0, 0, tokens, count, *addresses)
+        self._base_count += MOST_SHARES
+        OF_RUN.pack_into(self._head.data, 0, self._base_count, 0, tokens, count, *addresses)
         return scores
 
     def _check_inputs(self) -> None:
@@ -117,12 +119,13 @@ class Program:
         self._rows = np.array(rows, np.int64).reshape(-1, kernel.ROW)
         self._products = np.array(products, np.int64).reshape(-1, TASK)
         self._attention = np.frombuffer(b"".join(attention), np.int64).reshape(-1, attention_kernel.TASK).copy()
-        self._counters = np.zeros(len(stages) * kernel.COUNTER, np.int64)
+        self._counters, counters = _memory(len(stages) * self._threads * COUNTS * 8)
         head = np.zeros(kernel.HEAD, np.int64)
         head[kernel.THREADS], head[kernel.STAGES] = self._threads, len(stages)
         head[kernel.STAGE_TABLE], head[kernel.ROW_TABLE] = self._stages.ctypes.data, self._rows.ctypes.data
         head[kernel.PRODUCT_TABLE], head[kernel.ATTENTION_TABLE] = self._products.ctypes.data, self._attention.ctypes.data
-        head[kernel.ATTEND], head[kernel.YIELDS], head[kernel.COUNTERS] = self._attend, gives_way(), self._counters.ctypes.data
+        head[kernel.ATTEND], head[kernel.YIELDS], head[kernel.COUNTERS] = self._attend, gives_way(), counters
+        head[kernel.NUMBER] = thread_number()
         by_product = isinstance(self.plan.stages[-1].steps[-1], Product)
         last = self._products[-1, OUTPUT:] if by_product else self._rows[-1, kernel.TARGET + kernel.BASE :]
         head[kernel.SCORES_AT] = last.ctypes.data
@@ -173,7 +176,8 @@ class Program:
         output = self._arena + step.target.offset * self._room
         return attention_kernel.TASK_BYTES.pack(
             *(0, 0, step.heads, step.key_heads, step.width, step.value_width, step.scale * attention_kernel.LOG2_E),
-            *(address, stride, step.width * size, *[0] * 8, output, 0, size, 0, gives_way()),
+            *(address, stride, step.width * size, *[0] * 8, output, 0, size, 0, 0),
+            SHARES * self._threads if self._threads > 1 else 1,
         )
 
     def _find(self, cache: SlotCache) -> None:

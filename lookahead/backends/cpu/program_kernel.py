@@ -6,9 +6,9 @@ A program is a list of stages, each a few instructions that do not wait for each
     PRODUCTS    tokens times weight matrices in panels (panel_kernel.py). Threads share the panels of all products of the stage.
     ATTENTION   one call of lookahead::tree_attention (attention_kernel.py). Threads take shares of it.
 
-All threads of OpenMP's team run the same list. A stage is cut into shares, which they take as they come; it is over when all
-shares are done, so nobody waits for a thread that the system lets do something else and that holds none. Stages behind the last
-attention are late: they work on the tokens whose scores are wanted alone.
+All threads of OpenMP's team run the same list. A stage is cut into shares, of which each thread takes its own first and then
+those of others (threads.py); it is over when all shares are done, so nobody waits for a thread that the system has taken off
+its core and that holds none. Stages behind the last attention are late: they work on the tokens whose scores are wanted alone.
 
 Rows are float32, also where the model's numbers are of half precision: then results are rounded to what that holds. An operand
 of an instruction is `outer` times `inner` numbers of a row, or of a constant; it is found by an address, by what is added to it
@@ -23,10 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.backends.cpu.attention_kernel import DONE, TASK_META, TASK_TOKENS, TICKETS
-from lookahead.backends.cpu.attention_kernel import TASK as ATTENTION_TASK
+from lookahead.backends.cpu import attention_kernel as attention
 from lookahead.backends.cpu.panel_kernel import (
-    ASKED,
     COUNT,
     INT4,
     INT8,
@@ -40,37 +38,24 @@ from lookahead.backends.cpu.panel_kernel import (
 )
 from lookahead.backends.cpu.quantized_cache_kernel import quantize4, quantize8
 from lookahead.backends.cpu.quantized_code import quantize
-from lookahead.backends.cpu.vector_math import (
-    erf,
-    exp,
-    gelu,
-    gelu_tanh,
-    relu,
-    sigmoid,
-    silu,
-    tanh,
-    to_bfloat16,
-    to_float16,
-)
+from lookahead.backends.cpu.vector_math import compute, total
 from lookahead.backends.lowering import ops
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
 from lookahead.native.kernels import carray, float32_at, inlined, int32_at, int64_at, part
-from lookahead.native.threads import add, call_with, wait_for
-from lookahead.native.vectors import take_ticket, widen
+from lookahead.native.threads import COUNTS, DONE, SHARES, call_with, number_by, take_share, wait_for, write
+from lookahead.native.vectors import widen
 
 # The array that describes a run: numbers and addresses. The first ones each run brings, the others follow from the plan.
 # SCORES goes to SCORES_AT in a table; what lies below MOST_IDS, MOST_POSITIONS can be looked up; OUTSIDE: IDS or POSITIONS, if
 # some do not.
-HEAD = 21
+HEAD = 22
 RUN = 8
-(TICKET, OUTSIDE, ALL, WANTED, _, META, KEPT, SCORES) = range(RUN)  # ops.IDS stands in the gap, ops.POSITIONS behind
+(BASE_COUNT, OUTSIDE, ALL, WANTED, _, META, KEPT, SCORES) = range(RUN)  # ops.IDS stands in the gap, ops.POSITIONS behind
 (THREADS, STAGES, STAGE_TABLE, ROW_TABLE, PRODUCT_TABLE, ATTENTION_TABLE) = range(RUN + 1, 15)
-(ATTEND, YIELDS, COUNTERS, SCORES_AT, MOST_IDS, MOST_POSITIONS) = range(15, 21)
+(ATTEND, YIELDS, COUNTERS, SCORES_AT, MOST_IDS, MOST_POSITIONS, NUMBER) = range(15, 22)
 # A stage. LAYERS: of attention, the kind of its layer
 STAGE = 5
 (STAGE_KIND, FIRST, SOME, LATE, LAYERS) = range(STAGE)
-COUNTER = 16  # int64 that each stage has for its counters, of shares that are taken and that are done: in lines of their own
-SHARES = 3  # that a stage is cut into, for each thread
 ROWS, PRODUCTS, ATTENTION = range(3)
 # An instruction of a stage of rows: what, how many numbers, three operands, and what further the kind of instruction needs.
 # AS: how results are rounded, NOT and so on
@@ -88,127 +73,38 @@ def _address(line, operand, token, wanted, thread):
 
 
 @part
-def _two(op, count, target, left, left_step, right, right_step):
-    """target = left op right. A step of 0: one number for all."""
-    z = carray(float32_at(target), (count,))
-    x, y = carray(float32_at(left), (count,)), carray(float32_at(right), (count,))
-    if left_step != 0 and right_step != 0:
-        if op == ops.ADD:
-            for i in range(count):
-                z[i] = x[i] + y[i]
-        elif op == ops.SUBTRACT:
-            for i in range(count):
-                z[i] = x[i] - y[i]
-        elif op == ops.MULTIPLY:
-            for i in range(count):
-                z[i] = x[i] * y[i]
-        else:
-            for i in range(count):
-                z[i] = x[i] / y[i]
-    elif left_step != 0:
-        one = y[0]
-        if op == ops.ADD:
-            for i in range(count):
-                z[i] = x[i] + one
-        elif op == ops.SUBTRACT:
-            for i in range(count):
-                z[i] = x[i] - one
-        elif op == ops.MULTIPLY:
-            for i in range(count):
-                z[i] = x[i] * one
-        else:
-            for i in range(count):
-                z[i] = x[i] / one
-    else:
-        one, step = x[0], np.int64(right_step != 0)
-        if op == ops.ADD:
-            for i in range(count):
-                z[i] = one + y[i * step]
-        elif op == ops.SUBTRACT:
-            for i in range(count):
-                z[i] = one - y[i * step]
-        elif op == ops.MULTIPLY:
-            for i in range(count):
-                z[i] = one * y[i * step]
-        else:
-            for i in range(count):
-                z[i] = one / y[i * step]
-
-
-@part
 def _copy(count, target, target_step, source, step):
     z, x = carray(float32_at(target), (count * target_step,)), carray(float32_at(source), (count * max(step, 1),))
-    if step == 1 and target_step == 1:
-        for i in range(count):
-            z[i] = x[i]
-    else:
-        for i in range(count):
-            z[i * target_step] = x[i * step]
+    for i in range(count):
+        z[i * target_step] = x[i * step]
 
 
 @part
-def _one(op, count, target):
-    """Apply one instruction in place."""
-    z = carray(float32_at(target), (count,))
-    if op == ops.NEGATE:
-        for i in range(count):
-            z[i] = -z[i]
-    elif op == ops.SQUARE_ROOT:
-        for i in range(count):
-            z[i] = math.sqrt(z[i])
-    elif op == ops.COSINE:
-        for i in range(count):
-            z[i] = math.cos(np.float64(z[i]))
-    elif op == ops.SINE:
-        for i in range(count):
-            z[i] = math.sin(np.float64(z[i]))
-    elif op == ops.EXP:
-        exp(target, count)
-    elif op == ops.SIGMOID:
-        sigmoid(target, count)
-    elif op == ops.SILU:
-        silu(target, count)
-    elif op == ops.TANH:
-        tanh(target, count)
-    elif op == ops.ERF:
-        erf(target, count)
-    elif op == ops.GELU:
-        gelu(target, count)
-    elif op == ops.GELU_TANH:
-        gelu_tanh(target, count)
-    elif op == ops.RELU:
-        relu(target, count)
-
-
-@part
-def _fold(op, count, source):
-    """The sum of numbers, 16 partial ones first, or the largest."""
+def _largest(count, source):
     x = carray(float32_at(source), (count,))
-    if op == ops.LARGEST:
-        most = x[0]
-        for i in range(1, count):
-            most = max(most, x[i])
-        return most
-    sums = np.zeros(16, np.float32)
-    whole = count // 16 * 16
-    for i in range(0, whole, 16):
-        for lane in range(16):
-            sums[lane] += x[i + lane]
-    for i in range(whole, count):
-        sums[i - whole] += x[i]
-    for half in (8, 4, 2, 1):
-        for lane in range(half):
-            sums[lane] += sums[lane + half]
-    return sums[0]
+    most = x[0]
+    for i in range(1, count):
+        most = max(most, x[i])
+    return most
 
 
 @part
-def _round(line, target, count):
-    """Results, in-place, to what the model's dtype holds."""
-    if line[AS] == ops.TO_BFLOAT16:
-        to_bfloat16(target, count)
-    elif line[AS] == ops.TO_FLOAT16:
-        to_float16(target, count)
+def _turn(op, count, target):
+    """Cosines or sines, in place."""
+    z = carray(float32_at(target), (count,))
+    for i in range(count):
+        z[i] = math.cos(np.float64(z[i])) if op == ops.COSINE else math.sin(np.float64(z[i]))
+
+
+@part
+def _compute(op, rounds, count, target, left, left_step, right, right_step):
+    compute(op, rounds, count, target, left, left_step, right, right_step)
+
+
+@part
+def _round(rounds, target, count):
+    """In place, to what the model's dtype holds."""
+    _compute(ops.COPY, rounds, count, target, target, 1, target, 1)
 
 
 @part
@@ -224,7 +120,7 @@ def _special(head, line, op, token, target, source):
         one = np.float32(1)
         if line[MORE + 2] < 0:
             look_up(INT8 if line[MORE + 2] == ops.IN_8_BITS else INT4, line[MORE], line[MORE + 1], row, inner, target)
-            _round(line, target, inner)
+            _round(line[AS], target, inner)
         elif line[MORE + 2] == ops.NOT:
             widen(np.float32(0), where, inner, one, target)
         elif line[MORE + 2] == ops.TO_BFLOAT16:
@@ -279,16 +175,22 @@ def _row(head, line, token, wanted, thread):
             left += line[LEFT + BY_OUTER] * 2
             target += line[TARGET + BY_OUTER] * 4
             continue
-        if op in (ops.SUM, ops.LARGEST):
-            carray(float32_at(target), (1,))[0] = _fold(op, inner, left)
-        elif op >= ops.NEGATE:
-            _copy(inner, target, 1, left, line[LEFT + BY_INNER])
-            _one(op, inner, target)
-        elif op == ops.COPY:
-            _copy(inner, target, line[TARGET + BY_INNER], left, line[LEFT + BY_INNER])
+        left_step, right_step, target_step = line[LEFT + BY_INNER], line[RIGHT + BY_INNER], line[TARGET + BY_INNER]
+        if op == ops.SUM:
+            carray(float32_at(target), (1,))[0] = total(left, inner)
+        elif op == ops.LARGEST:
+            carray(float32_at(target), (1,))[0] = _largest(inner, left)
+        elif op == ops.COPY and (target_step != 1 or left_step > 1):
+            _copy(inner, target, target_step, left, left_step)
+        elif op in (ops.COSINE, ops.SINE):
+            _copy(inner, target, 1, left, left_step)
+            _turn(op, inner, target)
+            _round(line[AS], target, inner)
+        elif left_step > 1:  # operands of two lie side by side, or are one number
+            _copy(inner, target, 1, left, left_step)
+            _compute(op, line[AS], inner, target, target, 1, target, 1)
         else:
-            _two(op, inner, target, left, line[LEFT + BY_INNER], right, line[RIGHT + BY_INNER])
-        _round(line, target, inner)
+            _compute(op, line[AS], inner, target, left, left_step, right, right_step)
         target += line[TARGET + BY_OUTER] * 4
         left += line[LEFT + BY_OUTER] * 4
         right += line[RIGHT + BY_OUTER] * 4
@@ -336,8 +238,8 @@ def _is_outside(address, count, most):
 
 
 def prepare(address: Any) -> None:
-    """Before threads `run` what the array at `address` describes: check ids and positions, write what this run brings to the
-    tables of stages, and reset all counters.
+    """Before threads `run` what the array at `address` describes: check ids and positions, and write what this run brings to
+    the tables of stages.
     """
     head = carray(int64_at(address), (HEAD,))
     tokens = head[ALL]
@@ -349,42 +251,68 @@ def prepare(address: Any) -> None:
     stages = carray(int64_at(head[STAGE_TABLE]), (head[STAGES], STAGE))
     for number in range(head[STAGES]):
         stage = stages[number]
-        counters = carray(int64_at(head[COUNTERS] + number * COUNTER * 8), (COUNTER,))
-        for k in range(COUNTER):
-            counters[k] = 0
         if stage[STAGE_KIND] == PRODUCTS:
             for k in range(stage[FIRST], stage[FIRST] + stage[SOME]):
                 product = carray(int64_at(head[PRODUCT_TABLE] + k * TASK * 8), (TASK,))
                 product[COUNT] = head[WANTED] if stage[LATE] else tokens
         elif stage[STAGE_KIND] == ATTENTION:
-            task = carray(int64_at(head[ATTENTION_TABLE] + stage[FIRST] * stage[SOME]), (ATTENTION_TASK,))
-            task[TICKETS], task[DONE], task[TASK_TOKENS] = 0, 0, tokens
-            task[TASK_META] = head[META] + stage[LAYERS] * tokens * FIELDS * 4
+            task = carray(int64_at(head[ATTENTION_TABLE] + stage[FIRST] * stage[SOME]), (attention.TASK,))
+            task[attention.TASK_TOKENS] = tokens
+            task[attention.TASK_META] = head[META] + stage[LAYERS] * tokens * FIELDS * 4
     carray(int64_at(head[SCORES_AT]), (1,))[0] = head[SCORES]
+
+
+@inlined
+def _attend(head, stage, share, room):
+    """A share of a stage of attention. room: address of scratch memory, in which the thread has a task of its own."""
+    asked = carray(int64_at(head[ATTENTION_TABLE] + stage[FIRST] * stage[SOME]), (attention.TASK,))
+    task = carray(int64_at(room), (attention.TASK,))
+    for number in range(attention.TASK):
+        task[number] = asked[number]
+    task[attention.BEGIN], task[attention.END] = share, share + 1
+    call_with(head[ATTEND], room)
+
+
+@inlined
+def _count_shares(head, stage, threads):
+    """(items of a stage, shares that they are divided into)"""
+    if stage[STAGE_KIND] == ATTENTION:
+        task = carray(int64_at(head[ATTENTION_TABLE] + stage[FIRST] * stage[SOME]), (attention.TASK,))
+        items = attention.count_shares(task)
+        return items, items
+    items = _panels(head, stage) if stage[STAGE_KIND] == PRODUCTS else head[WANTED] if stage[LATE] else head[ALL]
+    return items, min(items, SHARES * threads if threads > 1 else 1)
 
 
 def run(address: Any) -> None:
     """One thread's part of the run that the array at `address` describes."""
     head = carray(int64_at(address), (HEAD,))
-    thread, threads = take_ticket(address), head[THREADS]
+    threads, base = head[THREADS], head[BASE_COUNT]
+    thread = number_by(head[NUMBER]) if threads > 1 else np.int64(0)
     stages = carray(int64_at(head[STAGE_TABLE]), (head[STAGES], STAGE))
-    sums, room = np.empty((min(TOKENS, head[ALL]), PANEL), np.float32), np.empty(ASKED, np.int64)
+    sums, room = np.empty((min(TOKENS, head[ALL]), PANEL), np.float32), np.empty(attention.TASK, np.int64)
     for number in range(head[STAGES]):
-        stage = stages[number]
-        if stage[STAGE_KIND] == ATTENTION:
-            call_with(head[ATTEND], head[ATTENTION_TABLE] + stage[FIRST] * stage[SOME])
-            continue
-        counter = head[COUNTERS] + number * COUNTER * 8
-        items = _panels(head, stage) if stage[STAGE_KIND] == PRODUCTS else head[WANTED] if stage[LATE] else head[ALL]
-        shares = min(items, SHARES * threads) if threads > 1 else min(items, 1)
-        share, done = take_ticket(counter), np.int64(0)
-        while share < shares:
-            begin, end = items * share // shares, items * (share + 1) // shares
-            if stage[STAGE_KIND] == PRODUCTS:
-                _products(head, stage, begin, end, sums.ctypes.data, room.ctypes.data)
-            else:
-                _rows(head, stage, begin, end, thread)
-            done += 1
-            share = take_ticket(counter)
-        add(counter + COUNTER * 4, done)
-        wait_for(counter + COUNTER * 4, shares, head[YIELDS])
+        stage, lines = stages[number], head[COUNTERS] + number * threads * COUNTS * 8
+        items, shares = _count_shares(head, stage, threads)
+        done = np.int64(0)
+        for turn in range(threads):
+            whose = (thread + turn) % threads
+            first, last = -(-shares * whose // threads), -(-shares * (whose + 1) // threads)
+            line = lines + whose * COUNTS * 8
+            share = take_share(line, base, last - first)
+            while share >= 0:
+                share += first
+                begin, end = items * share // shares, items * (share + 1) // shares
+                if stage[STAGE_KIND] == ATTENTION:
+                    _attend(head, stage, share, room.ctypes.data)
+                elif stage[STAGE_KIND] == PRODUCTS:
+                    _products(head, stage, begin, end, sums.ctypes.data, room.ctypes.data)
+                else:
+                    _rows(head, stage, begin, end, thread)
+                done += 1
+                share = take_share(line, base, last - first)
+            if done == shares:
+                break
+        if done > 0:
+            write(lines + thread * COUNTS * 8 + DONE, base + done)
+        wait_for(lines, threads, base, shares, head[YIELDS])

@@ -1,17 +1,20 @@
-"""Functions of many float32 numbers, in place, as LLVM code over vectors of 16. For kernels; see vectors.py.
+"""Functions of many float32 numbers as LLVM code over vectors of 16. For kernels; see vectors.py.
 
 Errors are below 2e-7 of the result, of `tanh` and what is made of it 2e-7 of 1.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba.core import types
 
-from lookahead.native.vector_code import HALF, LANES, VECTOR, WHOLE, Code, each_chunk, emitted
+from lookahead.backends.lowering import ops
+from lookahead.native.vector_code import FLOAT, HALF, LANES, LONG, VECTOR, WHOLE, Code, each_chunk, emitted
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits, so that products with it are exact
@@ -109,20 +112,85 @@ def _to_float16(code: Code, x: Any) -> Any:
     return code.builder.fpext(code.builder.fptrunc(x, ir.VectorType(HALF, LANES)), VECTOR)
 
 
-def _in_place(function: Callable[[Code, Any], Any]) -> Any:
-    @emitted()
-    def apply(code, address, count):
-        def change(sums, at, some):
-            where = code.at(address, at, 4)
-            mask = None if some is None else code.below(some)
-            number = code.load(where) if mask is None else code.masked(where, mask, code.constant(0.0))
-            code.store_numbers(function(code, number), where, 4, mask)
+ROUNDED = {ops.TO_BFLOAT16: _to_bfloat16, ops.TO_FLOAT16: _to_float16}
+OF_ONE: dict[int, Callable[[Code, Any], Any]] = {
+    ops.COPY: lambda code, x: x,
+    ops.NEGATE: lambda code, x: code.builder.fneg(x),
+    ops.SQUARE_ROOT: lambda code, x: code.call("llvm.sqrt.v16f32", VECTOR, x),
+    ops.EXP: _exp,
+    ops.SIGMOID: _sigmoid,
+    ops.SILU: _silu,
+    ops.TANH: _tanh,
+    ops.ERF: _erf,
+    ops.GELU: _gelu,
+    ops.GELU_TANH: _gelu_tanh,
+    ops.RELU: _relu,
+}
+OF_TWO = {ops.ADD: "fadd", ops.SUBTRACT: "fsub", ops.MULTIPLY: "fmul", ops.DIVIDE: "fdiv"}
 
-        each_chunk(code, count, [], change)
 
-    return apply
+def _rounded(code: Code, x: Any, rounds: Any) -> Any:
+    result = code.variable(VECTOR, x)
+    for kind, function in ROUNDED.items():
+        with code.builder.if_then(code.builder.icmp_signed("==", rounds, ir.Constant(LONG, kind))):
+            code.builder.store(function(code, x), result)
+    return code.builder.load(result)
 
 
-exp, sigmoid, silu, tanh, erf = (_in_place(each) for each in (_exp, _sigmoid, _silu, _tanh, _erf))
-gelu, gelu_tanh, relu = (_in_place(each) for each in (_gelu, _gelu_tanh, _relu))
-to_bfloat16, to_float16 = _in_place(_to_bfloat16), _in_place(_to_float16)
+@emitted()
+def compute(code, op, rounds, count, target, left, left_step, right, right_step):
+    """target = left op right, or op of left (lowering/ops.py): float32 [count], rounded. A step of 0: one number for all."""
+    builder = code.builder
+    none = code.constant(0.0)
+
+    def operand(address, step):
+        """Return what reads it: 16 numbers, `some` of them."""
+        same = code.splat(code.load(address, FLOAT))
+        is_one = builder.icmp_signed("==", step, ir.Constant(LONG, 0))
+
+        def read(at, some):
+            result = code.variable(VECTOR, same)
+            with builder.if_then(builder.not_(is_one), likely=True):
+                where = code.at(address, at, 4)
+                builder.store(code.load(where) if some is None else code.masked(where, code.below(some), none), result)
+            return builder.load(result)
+
+        return read
+
+    def run(function, operands):
+        def add(sums, at, some):
+            result = _rounded(code, function(*(read(at, some) for read in operands)), rounds)
+            code.store_numbers(result, code.at(target, at, 4), 4, None if some is None else code.below(some))
+
+        each_chunk(code, count, [], add)
+
+    done = builder.append_basic_block("done")
+    switch = builder.switch(op, done)
+    for number, of_one in OF_ONE.items():
+        block = builder.append_basic_block()
+        switch.add_case(ir.Constant(LONG, number), block)
+        with builder.goto_block(block):
+            run(functools.partial(of_one, code), [operand(left, left_step)])
+            builder.branch(done)
+    for number, name in OF_TWO.items():
+        block = builder.append_basic_block()
+        switch.add_case(ir.Constant(LONG, number), block)
+        with builder.goto_block(block):
+            run(getattr(builder, name), [operand(left, left_step), operand(right, right_step)])
+            builder.branch(done)
+    builder.position_at_end(done)
+
+
+@emitted(types.float32)
+def total(code, source, count):
+    """float32: the sum of `count` numbers. Those at i, i + 16, i + 32 ... first, for each i < 16."""
+    builder = code.builder
+    slot = code.variable(VECTOR, code.constant(0.0))
+
+    def add(sums, at, some):
+        where = code.at(source, at, 4)
+        read = code.load(where) if some is None else code.masked(where, code.below(some), code.constant(0.0))
+        builder.store(builder.fadd(builder.load(slot), read), slot)
+
+    each_chunk(code, count, [slot], add)
+    return code.reduced(builder.load(slot), builder.fadd)
