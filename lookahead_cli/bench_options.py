@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CHECKED_ROWS = 64  # rows whose outputs are compared unless asked otherwise
 OF_A_MODEL = (  # options that need one
     *("input", "attn", "dtype", "device", "max_new_tokens", "peers", "check_lossless", "revision", "adapter"),
-    *("trust_remote_code", "gguf_file", "exact", "engine_mode", "quantize", "kv_dtype"),
+    *("trust_remote_code", "gguf_file", "exact", "threads", "engine_mode", "quantize", "kv_dtype"),
 )
 
 
@@ -271,8 +271,8 @@ BENCHED = Some(
     "rows max_new_tokens batch_size peers repeat sweep recycling baselines check_lossless explain save plot report"
 )
 MODEL_OF_A_BENCH = Some(
-    "model gguf_file tokenizer revision adapter trust_remote_code dtype device attn engine engine_arg engine_mode quantize "
-    "kv_dtype exact",
+    "model gguf_file tokenizer revision adapter trust_remote_code dtype device threads attn engine engine_arg engine_mode "
+    "quantize kv_dtype exact",
     tokenizer={"help": "Tokenizer of text rows in --replay and of --explain; with --model, instead of its own."},
     engine={
         "help": "hf: our engine for transformers models. vllm: plain vLLM, its ngram and suffix drafts, and ours in it, of "

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import os
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -213,12 +212,12 @@ class Resources(OptionGroup):
 
     def resources(self, progress: Progress | None = None) -> BuildResources:
         """Make the resources of a build, merge or prune."""
+        from lookahead.native.cores import usable_cores
         from lookahead.trie.segment import BuildResources
         from lookahead_cli.render import notice
 
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return BuildResources(
-            size_in_bytes(self.max_memory), self.workers or cores, progress or BuildResources.progress, notice
+            size_in_bytes(self.max_memory), self.workers or usable_cores(), progress or BuildResources.progress, notice
         )
 
 

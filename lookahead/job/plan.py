@@ -280,7 +280,7 @@ def trie_weights(items: Sequence[str] | None, groups: Sequence[Sequence[Trie]]) 
 ENGINES = ("hf", "vllm", "sglang")
 NO_OPTION = {  # options that no other engine has: what does the same there
     "adapter": "merge it into the model",
-    **dict.fromkeys(("engine_mode", "exact", "ray", "explain"), ""),
+    **dict.fromkeys(("engine_mode", "exact", "threads", "ray", "explain"), ""),
     "attn": "--engine-arg attention_backend=NAME",
     "quantize": "--engine-arg quantization=NAME",
     "kv_dtype": "--engine-arg kv_cache_dtype=NAME",

@@ -34,6 +34,7 @@ from lookahead.job.rows import Request
 from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Put, Stopped, Write, answer, failed
 from lookahead.job.setup import EngineSettings
 from lookahead.native import cache as kernel_cache
+from lookahead.native.cores import usable_cores
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import first_line
 
@@ -306,7 +307,7 @@ class LocalWorkers:
 
         self.size, self._settings, self._options = size, settings, options
         self._gpus = torch.cuda.device_count() if settings.model.device in (None, "auto", "cuda") else 0
-        self._threads = max(1, torch.get_num_threads() // size)
+        self._threads = max(1, min(torch.get_num_threads(), usable_cores()) // size)
 
     def start(self, number: int) -> WorkerHandle:
         placed: dict[str, Any] = {"device": f"cuda:{number % self._gpus}"} if self._gpus else {}

@@ -28,6 +28,7 @@ from lookahead.models.exact import batch_invariance_violation, exact_or_plain, t
 from lookahead.models.options import ModelOptions
 from lookahead.models.prequantized import check_method, exact_where_needed, refuse_own_format
 from lookahead.models.probe import probed
+from lookahead.native.cores import usable_cores
 from lookahead.tokenizer import TRUST, first_line, hub_arguments, load_tokenizer, quiet_hub
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ def random_model(model: str | ModelOptions, dtype: str | None = None, device: st
 
 
 def _checked(wished: ModelOptions) -> tuple[torch.device, Any]:
-    """(device, dtype; None for auto). Raises UsageError for what is none."""
+    """(device, dtype; None for auto), once this thread computes with as many threads as it shall. Raises UsageError."""
     device, dtype = _device(wished.device or "auto"), _dtype(wished.dtype)
     if wished.engine_mode not in ENGINE_MODES:
         raise UsageError(f"--engine-mode {wished.engine_mode}: choose {', '.join(ENGINE_MODES)}.")
@@ -223,6 +224,8 @@ def _checked(wished: ModelOptions) -> tuple[torch.device, Any]:
         check_offered(option, scheme, device)
         if scheme != "none" and (wished.device_map or wished.tp_plan):
             raise UsageError(f"{option} {scheme} is for a model on one device: leave out --device-map and --tp-plan.")
+    if device.type == "cpu":
+        torch.set_num_threads(wished.threads or min(torch.get_num_threads(), usable_cores()))
     return device, dtype
 
 

@@ -39,6 +39,13 @@ class ModelOptions(OptionGroup):
     trust_remote_code: bool = option(False, "Run the Python code that comes with the model or its tokenizer. Read it first.")
     dtype: str = option("auto", "auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.")
     device: str | None = option(None, "auto, cpu, cuda or cuda:N.", default_text="auto")
+    threads: int = option(
+        0,
+        "Threads of a model on a CPU; 0: as many as torch takes, but no more than this process has cores.",
+        "N",
+        least=0,
+        most=1024,
+    )
     attn: str | None = option(None, "Attention implementation: sdpa or eager (default: the model's).", "NAME")
     engine: str = option(
         "hf",

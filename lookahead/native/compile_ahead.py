@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lookahead.native import cache as kernel_cache
+from lookahead.native.cores import usable_cores
 from lookahead.native.kernels import SOURCES
 
 MODULE = "lookahead.job.compile_groups"
@@ -40,7 +41,7 @@ def start(groups: Sequence[str]) -> bool:
     """
     folder = kernel_cache.folder_to_write()
     missing = [name for name in groups if not is_done(name)]
-    if not missing or folder is None or _processors() < 2:
+    if not missing or folder is None or usable_cores() < 2:
         return False
     started = _Started(missing)
     kernel_cache.wait_for = started.wait_for
@@ -50,11 +51,6 @@ def start(groups: Sequence[str]) -> bool:
 def compile_all() -> None:
     """Compile all groups, in as many processes as there are processors, and wait for them."""
     _Started(list(GROUPS)).wait()
-
-
-def _processors() -> int:
-    """Return how many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def shares_of(groups: Sequence[str], processes: int) -> list[list[str]]:
@@ -91,7 +87,7 @@ class _Started:
         self._until = time.monotonic() + LONGEST
         self._processes: list[tuple[subprocess.Popen[bytes], list[str]]] = []
         atexit.register(self._end)
-        for share in shares_of(groups, _processors()):
+        for share in shares_of(groups, usable_cores()):
             self._start(share)
 
     def _start(self, groups: list[str]) -> None:
