@@ -118,3 +118,14 @@ def test_completion_is_installed_where_the_shell_reads_it(tmp_path):
         path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run([bash, "-c", asked], capture_output=True, text=True, env={**os.environ, "PATH": path}, timeout=60)
         assert done.stdout.strip() == "inspect-trie", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_threads_that_wait_sleep_early_unless_the_user_decides_otherwise(given, expected):
+    code = "import os, sys; sys.argv = ['lookahead', '--version']\nfrom lookahead_cli.app import main\n"
+    code += "try: main()\nexcept SystemExit: print(os.environ.get('GOMP_SPINCOUNT'))"
+    environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    found = subprocess.run([sys.executable, "-c", code], env=environment | given, capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == str(expected)
