@@ -45,6 +45,7 @@ class ModelOptions(OptionGroup):
         "N",
         least=0,
         most=1024,
+        changes_answers=False,
     )
     attn: str | None = option(None, "Attention implementation: sdpa or eager (default: the model's).", "NAME")
     engine: str = option(

@@ -102,7 +102,7 @@ int16_at, int32_at, int64_at = pointer_to(types.int16), pointer_to(types.int32),
 float32_at, float64_at = pointer_to(types.float32), pointer_to(types.float64)
 
 
-def _fetch(builder, pointer):
+def fetch(builder, pointer):
     """A hint to the processor; it is ignored where nothing can be read."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
@@ -116,7 +116,7 @@ def fetch_address(typing_context, address):
     """The cache line at this address is read soon. It may lie anywhere: nothing is read now."""
 
     def codegen(context, builder, signature, arguments):
-        _fetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+        fetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -128,7 +128,7 @@ def fetch_entry(typing_context, array, index):
 
     def codegen(context, builder, signature, arguments):
         data = builder.extract_value(arguments[0], 0)
-        _fetch(builder, builder.gep(data, [arguments[1]]))
+        fetch(builder, builder.gep(data, [arguments[1]]))
         return context.get_dummy_value()
 
     return types.void(array, types.int64), codegen

@@ -18,6 +18,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from lookahead.native.kernels import fetch
+
 LANES = 16
 GROUP = 32  # quantized numbers
 GROUP8, GROUP4 = 2 + GROUP, 4 + GROUP // 2  # bytes of a group
@@ -66,8 +68,7 @@ class Code:
 
     def fetch(self, address: Any) -> None:
         """A hint to the processor that the cache line at this address is read soon; it may lie anywhere."""
-        hints = (ir.Constant(INT, number) for number in (0, 3, 1))  # to read, near, data
-        self.call("llvm.prefetch.p0", ir.VoidType(), self.pointer(address, BYTE), *hints)
+        fetch(self.builder, self.pointer(address, BYTE))
 
     def store(self, value: Any, address: Any) -> None:
         self.builder.store(value, self.pointer(address, value.type), align=4)

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import types
 
 from lookahead.backends.lowering import ops
-from lookahead.native.vector_code import FLOAT, HALF, LANES, LONG, VECTOR, WHOLE, Code, each_chunk, emitted
+from lookahead.native.vector_code import FLOAT, LANES, LONG, VECTOR, WHOLE, Code, each_chunk, emitted
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; the first has few bits, so that products with it are exact
@@ -99,20 +99,7 @@ def _relu(code: Code, x: Any) -> Any:
     return code.builder.select(code.builder.fcmp_ordered("<", x, zero), zero, x)
 
 
-def _to_bfloat16(code: Code, x: Any) -> Any:
-    """Round to the nearest, to the even of two; what is not a number stays so."""
-    builder, whole = code.builder, code.builder.bitcast(x, WHOLE)
-    odd = builder.and_(builder.lshr(whole, ir.Constant(WHOLE, [16] * LANES)), ir.Constant(WHOLE, [1] * LANES))
-    rounded = builder.add(builder.add(whole, odd), ir.Constant(WHOLE, [0x7FFF] * LANES))
-    rounded = builder.bitcast(builder.and_(rounded, ir.Constant(WHOLE, [-65536] * LANES)), VECTOR)
-    return builder.select(builder.fcmp_ordered("ord", x, x), rounded, x)
-
-
-def _to_float16(code: Code, x: Any) -> Any:
-    return code.builder.fpext(code.builder.fptrunc(x, ir.VectorType(HALF, LANES)), VECTOR)
-
-
-ROUNDED = {ops.TO_BFLOAT16: _to_bfloat16, ops.TO_FLOAT16: _to_float16}
+ROUNDED = {ops.TO_BFLOAT16: types.uint16, ops.TO_FLOAT16: types.int16}
 OF_ONE: dict[int, Callable[[Code, Any], Any]] = {
     ops.COPY: lambda code, x: x,
     ops.NEGATE: lambda code, x: code.builder.fneg(x),
@@ -131,9 +118,10 @@ OF_TWO = {ops.ADD: "fadd", ops.SUBTRACT: "fsub", ops.MULTIPLY: "fmul", ops.DIVID
 
 def _rounded(code: Code, x: Any, rounds: Any) -> Any:
     result = code.variable(VECTOR, x)
-    for kind, function in ROUNDED.items():
+    for kind, of_half in ROUNDED.items():
         with code.builder.if_then(code.builder.icmp_signed("==", rounds, ir.Constant(LONG, kind))):
-            code.builder.store(function(code, x), result)
+            half = Code(code.builder, of_half)
+            code.builder.store(half.widened(half.narrowed(x)), result)
     return code.builder.load(result)
 
 
