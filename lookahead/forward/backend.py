@@ -50,6 +50,13 @@ class Backend(Protocol):
     def packed_model(self, name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
         """Load, on a CPU, the causal LM of a folder of packed weights; None for one that transformers is to load."""
 
+    def gguf_model(
+        self, name: str, revision: str | None, config: Any, empty: Any, dtype: torch.dtype, wishes: dict[str, Any]
+    ) -> Any | None:
+        """Load, on a CPU, the causal LM of a GGUF file, whose blocks stay as they are; None for one that transformers is to
+        load. empty: the model without memory for its weights.
+        """
+
     def pack_linears(self, model: Any, scheme: str, name: str) -> Any:
         """Return, on a CPU, the same model, whose linear layers' weights are quantized by `scheme` and laid out for it. Such
         layers are `packed_layers`. Raises ModelError for one that cannot be quantized.

@@ -112,6 +112,9 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
         alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
         cpu = backend_of("cpu") if alone and chosen != "auto" else None
         loaded = cpu.packed_model(name, config, chosen, wishes) if cpu else None
+        if cpu and gguf_in(name)[1] and wished.quantize == "none":
+            empty = empty_model(config, trust_remote_code)
+            loaded = cpu.gguf_model(name, revision, config, empty, chosen, wishes)
         if loaded is None:
             refuse_own_format(name, config)
             loaded = _whole(name, config, trust_remote_code, revision, dtype=chosen, **wishes)

@@ -60,7 +60,7 @@ TRIED: tuple[tuple[Mode, bool], ...] = (
     ("replay", False),
 )
 TREES = ("packed", "tree")
-IN_PANELS = ("panels", *QUANTIZED)  # kinds of linear layers that programs multiply
+IN_PANELS = ("panels", "gguf", *QUANTIZED)  # kinds of linear layers that programs multiply
 Text = tuple[int, ...]
 
 
@@ -125,11 +125,11 @@ def op_may_serve(target: TargetModel) -> bool:
 
 
 def kind_of_linear(model: Any) -> str:
-    """Who computes its linear layers: the library that they are laid out for, "torch" if they are not; "int8" or "int4" where
-    some are quantized.
+    """Who computes its linear layers: the library that they are laid out for, "torch" if they are not; "int8", "int4" or "gguf"
+    where some are quantized.
     """
     kinds = [module.laid_out.library for module in model.modules() if hasattr(module, "laid_out")]
-    return next((kind for kind in QUANTIZED if kind in kinds), kinds[0] if kinds else "torch")
+    return next((kind for kind in (*QUANTIZED, "gguf") if kind in kinds), kinds[0] if kinds else "torch")
 
 
 def program_of(target: TargetModel) -> ForwardProgram:

@@ -9,6 +9,7 @@ import torch
 
 from lookahead.backends.cpu.attention_cpu import ENTRIES
 from lookahead.backends.cpu.attention_cpu import tree_attention_cpu as tree_attention
+from lookahead.backends.cpu.gguf_model import gguf_model
 from lookahead.backends.cpu.linear import lay_out
 from lookahead.backends.cpu.packed_model import packed_model
 from lookahead.backends.cpu.panel_builder import PanelBuilder
@@ -22,7 +23,7 @@ from lookahead.backends.lowering.trace import traced
 from lookahead.forward.backend import QUANTIZED
 from lookahead.forward.target import TargetModel
 
-__all__ = ["packed_model", "quantize_keys", "tree_attention", "with_kv_dtype"]
+__all__ = ["gguf_model", "packed_model", "quantize_keys", "tree_attention", "with_kv_dtype"]
 
 
 def offers(option: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Embedding tables of 8 or 4 bits. In: an embedding, its matrix in panels. Out: the same layer, which reads its rows there.
+"""Embedding tables of quantized weights. In: an embedding, its matrix in panels. Out: the same layer, which reads them.
 
 An output layer that shares its weight with the embedding multiplies by the same panels: the table is stored once.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.quantized import QuantizedPanels
+from lookahead.backends.cpu.panels import Panels
 
 TRIED = 8  # rows by which `in_panels` finds out whether a layer reads its weight in a way of its own
 
@@ -21,7 +21,7 @@ class TableInPanels(torch.nn.Embedding):
     laid_out: its weight [num_embeddings, embedding_dim].
     """
 
-    laid_out: QuantizedPanels
+    laid_out: Panels
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
@@ -29,7 +29,7 @@ class TableInPanels(torch.nn.Embedding):
         return torch.empty(self.num_embeddings, self.embedding_dim, dtype=self.laid_out.dtype, device="meta")
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `QuantizedPanels.rows`."""
+        """See `Panels.rows`."""
         return self.laid_out.rows(ids)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ def may_be_in_panels(embedding: Any) -> bool:
 
 
 @torch.no_grad()
-def in_panels(embedding: Any, panels: QuantizedPanels) -> bool:
+def in_panels(embedding: Any, panels: Panels) -> bool:
     """Let a layer that `may_be_in_panels` look its rows up there and give its weight up.
 
     False, with nothing changed, for a layer that would then give other numbers than its class does for these rows.

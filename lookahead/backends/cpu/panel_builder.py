@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.panel_kernel import PAIRS
 from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.cpu.quantized import QuantizedPanels
 from lookahead.backends.cpu.quantized_code import TOKEN_GROUP
@@ -49,11 +48,11 @@ class PanelBuilder(Builder):
     def given(self, tokens: View, weight: Any) -> View:
         if not isinstance(weight, Panels):
             raise Unsupported("weights in another layout")
-        if weight.kind == PAIRS and weight.inner % 2:
+        if weight.paired and weight.inner % 2:
             raise Unsupported("an odd number of pairs")
         if isinstance(weight, QuantizedPanels):
             return self._quantized(tokens, weight)
-        return self.narrow(tokens, torch.bfloat16) if weight.kind == PAIRS else self.flat(tokens)
+        return self.narrow(tokens, torch.bfloat16) if weight.paired else self.flat(tokens)
 
     def _quantized(self, view: View, weight: QuantizedPanels) -> View:
         """The same numbers as groups of 8 and 4 bits in the order of this weight's columns."""

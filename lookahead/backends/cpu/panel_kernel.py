@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from lookahead.backends.cpu.panel_code import PANEL, give_panel, multiply
+from lookahead.backends.cpu.block_code import HEADS, LARGE, SIZES, unpack
+from lookahead.backends.cpu.panel_code import LINE, PANEL, give_panel, multiply
 from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, GROUP8, SCALES, TOKEN_GROUP, multiply_groups
-from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, LIKE_BFLOAT16
+from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, IN_8_BITS, IN_BLOCKS, LIKE_BFLOAT16
 from lookahead.native.kernels import address_of, carray, float32_at, inlined, int64_at, kernel, part, uint8_at, uint16_at
 from lookahead.native.threads import c_function, call_with
 from lookahead.native.vectors import narrow, take_ticket, widen
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
-FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4 = range(6)
+# From BLOCKS on weights are unpacked to the first of these kinds (block_code.py).
+FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4, BLOCKS = range(7)
 
 TOKENS = 240  # that are multiplied at once: their sums stay in a core's cache
 # So does a block of a panel, which all of them are multiplied by: lines of numbers (or pairs), and groups of quantized tokens.
@@ -29,16 +31,11 @@ LINES, GROUPS = 64, 4
 FETCHED = 3
 
 # What the array that describes a product holds: numbers, addresses and strides in bytes
-TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS = range(12)
-TASK = 12
-TASK_BYTES = struct.Struct("=12q")
+# (INNER: lines of a panel, groups, numbers of a token). FORMAT: of blocks
+TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS, FORMAT = range(13)
+TASK = 13
+TASK_BYTES = struct.Struct("=13q")
 PRODUCT, BEGIN, END, SUMS, ASKED = range(5)  # what MULTIPLY, the address of a function of `multiplier_of`, is given
-
-
-@part
-def panel_bytes(kind, groups):
-    """Return the size of a panel of quantized weights. groups: of 64 inputs."""
-    return SCALES + groups * GROUP8 if kind == INT8 else groups * GROUP4
 
 
 @part
@@ -118,6 +115,47 @@ def _groups(address, like, size, scaled):
             first += count
 
 
+@inlined
+def _unpack(like, form, panel, group, target):
+    """Group number `group` of a panel in blocks."""
+    large = group * GROUP // LARGE
+    head = panel + large * (HEADS[form] + LARGE // GROUP * SIZES[form])
+    unpack(like, form, panel + (large + 1) * HEADS[form] + group * SIZES[form], head, target)
+
+
+@part
+def _block_panel_bytes(form, inner):
+    return (inner + GROUP - 1) // GROUP * SIZES[form] + (inner + LARGE - 1) // LARGE * HEADS[form]
+
+
+@kernel
+def unpack_panel(form, panel, inner, target):
+    """A panel in blocks as float32 [inputs, 64], inputs filled up to a multiple of 64."""
+    for group in range((inner + GROUP - 1) // GROUP):
+        _unpack(np.float32(0), form, panel, group, target + group * GROUP * PANEL * 4)
+
+
+@inlined
+def _blocks(address, like, numbers):
+    """Panels of weights in blocks. numbers: of a token that are multiplied by a line of unpacked weights, 2 where in pairs."""
+    asked = carray(int64_at(address), (ASKED,))
+    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
+    inner, stride, form = task[INNER], task[STRIDE], task[FORMAT]
+    memory = np.empty(GROUP * PANEL + LINE, np.float32)
+    unpacked, size = (memory.ctypes.data + LINE - 1) // LINE * LINE, _block_panel_bytes(form, inner)
+    for number in range(asked[BEGIN], asked[END]):
+        panel, first = task[WEIGHTS] + number * size, np.int64(0)
+        while first < task[COUNT]:
+            count = min(TOKENS, task[COUNT] - first)
+            for group in range((inner + GROUP - 1) // GROUP):
+                _unpack(like, form, panel, group, unpacked)
+                at = group * GROUP
+                token = task[TOKEN] + first * stride + at * 4 // numbers
+                multiply(like, token, stride, count, unpacked, min(GROUP, inner - at) // numbers, sums, at, np.int64(0))
+            _give(task, number, first, count, sums, np.int64(0))
+            first += count
+
+
 @part
 def _give(task, number, first, count, sums, scales):
     """Store the sums of some tokens with a panel where the product's results go; see `give_panel`."""
@@ -143,19 +181,28 @@ def _give(task, number, first, count, sums, scales):
 
 
 @part
-def look_up(kind, weights, groups, row, count, target):
-    """`count` float32 numbers of a row of quantized weights, for embedding tables, each rounded once. groups: of a row.
+def look_up(held, weights, row, count, target):
+    """`count` float32 numbers of a row of quantized weights, for embedding tables, each rounded once.
 
-    Four numbers of a row (in 4 bits, eight) lie side by side, and the next behind those of 63 other rows.
+    held: how they lie, see ops.IN_8_BITS. Four numbers of a row (in 4 bits, eight) lie side by side, and the next behind those
+    of 63 other rows.
     """
-    lane, begin = row % PANEL, weights + row // PANEL * panel_bytes(kind, groups)
-    z = carray(float32_at(target), (count,))
-    if kind == INT8:
+    lane, groups, z = row % PANEL, (count + GROUP - 1) // GROUP, carray(float32_at(target), (count,))
+    if held <= IN_BLOCKS:
+        form, memory = IN_BLOCKS - held, np.empty((GROUP, PANEL), np.float32)
+        panel = weights + row // PANEL * _block_panel_bytes(form, count)
+        for group in range(groups):
+            _unpack(np.float32(0), form, panel, group, memory.ctypes.data)
+            for i in range(min(GROUP, count - group * GROUP)):
+                z[group * GROUP + i] = memory[i, lane]
+    elif held == IN_8_BITS:
+        begin = weights + row // PANEL * (SCALES + groups * GROUP8)
         scale = carray(float32_at(begin), (PANEL,))[lane]
         numbers = carray(uint8_at(begin + SCALES), (groups * GROUP * PANEL,))
         for i in range(count):
             z[i] = (int(numbers[(i // 4 * PANEL + lane) * 4 + i % 4]) - 128) * scale
     else:
+        begin = weights + row // PANEL * groups * GROUP4
         for group in range(groups):
             line = begin + group * GROUP4
             numbers, behind = carray(uint8_at(line), (GROUP4,)), GROUP * PANEL // 2
@@ -167,11 +214,11 @@ def look_up(kind, weights, groups, row, count, target):
 
 
 @kernel
-def look_up_all(kind, weights, groups, ids, rows, count, target):
+def look_up_all(held, weights, ids, rows, count, target):
     """The same for `rows` ids (int64) that lie one behind the other."""
     numbers = carray(int64_at(ids), (rows,))
     for index in range(rows):
-        look_up(kind, weights, groups, numbers[index], count, target + index * count * 4)
+        look_up(held, weights, numbers[index], count, target + index * count * 4)
 
 
 # Multiply panels BEGIN to END of PRODUCT, the address of its array, in scratch memory at SUMS: a function for each kind.
@@ -199,6 +246,28 @@ def _int4(address: Any) -> None:
     _groups(address, np.int8(0), GROUP4, 0)
 
 
+def _blocks_as_float32(address: Any) -> None:
+    _blocks(address, np.float32(0), 1)
+
+
+def _blocks_as_bfloat16(address: Any) -> None:
+    _blocks(address, np.uint16(0), 1)
+
+
+def _blocks_as_float16(address: Any) -> None:
+    _blocks(address, np.int16(0), 1)
+
+
+def _blocks_as_pairs(address: Any) -> None:
+    _blocks(address, np.int32(0), 2)
+
+
+MULTIPLIERS = (
+    *(_float32, _bfloat16, _float16, _pairs, _int8, _int4),
+    *(_blocks_as_float32, _blocks_as_bfloat16, _blocks_as_float16, _blocks_as_pairs),
+)
+
+
 def multiplier_of(kind: int) -> int:
     """The address of the C function for `MULTIPLY`, compiled if it is not yet."""
-    return c_function((_float32, _bfloat16, _float16, _pairs, _int8, _int4)[kind])[1]
+    return c_function(MULTIPLIERS[kind])[1]

@@ -17,6 +17,7 @@ from lookahead.backends.cpu.panel_kernel import (
     FLOAT32,
     PAIRS,
     TASK_BYTES,
+    look_up_all,
     multiplier_of,
     product,
 )
@@ -25,6 +26,7 @@ from lookahead.forward.processor import multiplies_pairs, multiplies_tiles
 from lookahead.native.threads import run_in
 
 AT_ONCE = 1024  # outputs whose weights are compared
+KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 ALONE = 100_000  # multiplications up to which a product is not worth other threads
 
 
@@ -36,6 +38,13 @@ def _in_16_bits(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
+def kind_of(dtype: torch.dtype) -> int:
+    """How weights of this dtype lie."""
+    if dtype == torch.bfloat16 and multiplies_pairs():
+        return PAIRS
+    return KINDS[dtype]
+
+
 class Panels:
     """A matrix [out, in] in panels, of float32, bfloat16 or float16.
 
@@ -44,15 +53,17 @@ class Panels:
     """
 
     library: ClassVar[str] = "panels"
+    held = form = 0  # of quantized weights, how they lie: see ops.IN_8_BITS and block_code.FORMATS
+    paired = False
 
     def __init__(self, weight: torch.Tensor):
         self.outputs, self.inner = weight.shape
         self.dtype = weight.dtype
-        pairs = weight.dtype == torch.bfloat16 and multiplies_pairs()
+        self.paired = kind_of(weight.dtype) == PAIRS
         if weight.dtype == torch.float32:
             weight = _in_16_bits(weight)
-        self.kind = PAIRS if pairs else {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}[weight.dtype]
-        panels, two = -(-self.outputs // PANEL), 2 if pairs else 1
+        self.kind = PAIRS if self.paired else KINDS[weight.dtype]
+        panels, two = -(-self.outputs // PANEL), 2 if self.paired else 1
         self.lines = -(-self.inner // two)  # of a panel
         padded = weight.new_zeros(panels * PANEL, self.lines * two)
         padded[: self.outputs, : self.inner] = weight
@@ -61,8 +72,11 @@ class Panels:
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
         """Return those with which forwards on this CPU take less time than with other libraries."""
-        if weight.dtype == torch.bfloat16 and multiplies_tiles():
-            return False
+        return Panels.takes_here() and not (weight.dtype == torch.bfloat16 and multiplies_tiles())
+
+    @staticmethod
+    def takes_here() -> bool:
+        """Tell whether this CPU has the instructions."""
         return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
 
     @property
@@ -75,9 +89,18 @@ class Panels:
         dense = self.weight.transpose(1, 2).reshape(panels * PANEL, lines * two)[: self.outputs, : self.inner]
         return dense.to(self.dtype).contiguous()
 
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """[..., in] of int64 ids [...], which choose among outputs: an embedding, quantized. Raises IndexError for others."""
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.outputs:
+            raise IndexError(f"a token id that there is no row for: they end at {self.outputs - 1}")
+        ids = ids.contiguous()
+        target = torch.empty(*ids.shape, self.inner)
+        look_up_all(self.held, self.weight.data_ptr(), ids.data_ptr(), ids.numel(), self.inner, target.data_ptr())
+        return target.to(self.dtype)
+
     def given(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens [count, in] as they are multiplied: each in memory that is one piece."""
-        if self.kind == PAIRS:
+        if self.paired:
             if self.inner % 2:
                 tokens = torch.nn.functional.pad(tokens, (0, 1))
         elif self.kind != FLOAT32:
@@ -93,7 +116,7 @@ class Panels:
         stride, output_stride = flat.stride(0) * flat.element_size(), self.outputs * size
         task = TASK_BYTES.pack(
             *(0, multiplier_of(self.kind), flat.data_ptr(), stride, count, self.weight.data_ptr(), self.lines, self.outputs),
-            *(0 if addends is None else addends.data_ptr(), output.data_ptr(), output_stride, STORED[self.dtype]),
+            *(0 if addends is None else addends.data_ptr(), output.data_ptr(), output_stride, STORED[self.dtype], self.form),
         )
         run_in(torch.get_num_threads() if count * self.inner * self.outputs > ALONE else 1, product, task)
         return output

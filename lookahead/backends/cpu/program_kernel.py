@@ -26,8 +26,6 @@ import numpy as np
 from lookahead.backends.cpu import attention_kernel as attention
 from lookahead.backends.cpu.panel_kernel import (
     COUNT,
-    INT4,
-    INT8,
     OUTPUTS,
     PANEL,
     TASK,
@@ -112,14 +110,14 @@ def _special(head, line, op, token, target, source):
     """Instructions that read more than rows."""
     outer, inner = line[OUTER], line[INNER]
     if op == ops.EMBED:
-        # MORE: address of the table, bytes of a row (groups, where it is quantized), kind of its numbers; what is added to the
-        # id, which list
+        # MORE: address of the table, bytes of a row (none where it is quantized), kind of its numbers; what is added to the id,
+        # which list
         ids = carray(int64_at(head[line[MORE + 4]]), (head[ALL],))
         row = ids[token] + line[MORE + 3]
         where = line[MORE] + row * line[MORE + 1]
         one = np.float32(1)
         if line[MORE + 2] < 0:
-            look_up(INT8 if line[MORE + 2] == ops.IN_8_BITS else INT4, line[MORE], line[MORE + 1], row, inner, target)
+            look_up(line[MORE + 2], line[MORE], row, inner, target)
             _round(line[AS], target, inner)
         elif line[MORE + 2] == ops.NOT:
             widen(np.float32(0), where, inner, one, target)

@@ -14,9 +14,10 @@ import torch
 
 from lookahead.backends.cpu.huge_pages import in_huge_pages
 from lookahead.backends.cpu.panel_code import PANEL
-from lookahead.backends.cpu.panel_kernel import INT4, INT8, look_up_all
+from lookahead.backends.cpu.panel_kernel import INT4, INT8
 from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.cpu.quantized_code import GROUP, TOKEN_GROUP, quantize
+from lookahead.backends.lowering.ops import IN_4_BITS, IN_8_BITS
 from lookahead.forward.backend import QUANTIZED
 from lookahead.native.kernels import kernel
 
@@ -134,16 +135,11 @@ class QuantizedPanels(Panels):
     def __init__(self, matrix: Quantized, dtype: torch.dtype, eight: int | None = None):
         self.outputs, self.inner = matrix.numbers.shape
         self.dtype = dtype
-        self.kind = INT8 if matrix.zeros is None else INT4
+        self.kind, self.held = (INT8, IN_8_BITS) if matrix.zeros is None else (INT4, IN_4_BITS)
         self.library = QUANTIZED[matrix.zeros is None]  # type: ignore[misc]
         self.lines = -(-self.inner // GROUP)
         self.order, self.eight = matrix.order, self.lines if eight is None else eight
         self.weight = in_huge_pages((_lines8 if self.kind == INT8 else _lines4)(matrix, self.lines))
-
-    @staticmethod
-    def takes_here() -> bool:
-        """Tell whether this CPU has the instructions."""
-        return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
 
     def to_matrix(self) -> Quantized:
         """Return what it was made of."""
@@ -165,16 +161,6 @@ class QuantizedPanels(Panels):
 
     def to_dense(self) -> torch.Tensor:
         return self.to_matrix().to_dense().to(self.dtype)
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """[..., in] of int64 ids [...], which choose among outputs: an embedding. Raises IndexError for others."""
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.outputs:
-            raise IndexError(f"a token id that there is no row for: they end at {self.outputs - 1}")
-        ids = ids.contiguous()
-        target = torch.empty(*ids.shape, self.inner)
-        given = self.kind, self.weight.data_ptr(), self.lines, ids.data_ptr(), ids.numel(), self.inner
-        look_up_all(*given, target.data_ptr())
-        return target.to(self.dtype)
 
     def given(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens [count, in], quantized: uint8 [count, bytes]."""

@@ -286,8 +286,7 @@ def _embedding(out: Result, table: Any, ids: Any, *given: Any, **named: Any) -> 
 def _looked_up(out: Result, ids: Any, number: int, *given: Any) -> View:
     """Lower a look-up in a quantized table."""
     table = out.build.tables[number]
-    held = ops.IN_8_BITS if table.library == "int8" else ops.IN_4_BITS
-    return _look_up(out, ids, table.weight, table.outputs, (table.lines, held))
+    return _look_up(out, ids, table.weight, table.outputs, (0, table.held))
 
 
 def _look_up(out: Result, ids: Any, table: torch.Tensor, rows: int, about: tuple[int, int]) -> View:
