@@ -152,10 +152,7 @@ def _convert(model: str, folder: Path) -> None:
 class Peer:
     """That process. pipes: its contenders."""
 
-    def __init__(self, python: str, arguments: argparse.Namespace, folder: Path):
-        command = [python, __file__, "--serve", "--model", arguments.model, "--folder", str(folder), "--dtype", arguments.dtype]
-        command += ["--threads", str(arguments.threads), "--batch-size", str(arguments.batch_size)]
-        command += ["--tokens", str(arguments.tokens), *(["--forwards"] if arguments.forwards else [])]
+    def __init__(self, command: Sequence[str]):
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         said = self._read()
         self.pipes, self.version = said["pipes"], said["version"]
@@ -191,8 +188,8 @@ class Peer:
 # Ours.
 
 
-def ours(arguments: argparse.Namespace) -> dict[str, Answer]:
-    """`model.generate` (at batch size 1), our plain decoding, and drafts with lengths as they pay."""
+def ours(model: str, dtype: str, threads: int, batch_size: int, tokens: int, tries: Sequence[str]) -> dict[str, Answer]:
+    """`model.generate` (of a folder, at batch size 1), our plain decoding, and drafts with lengths as they pay."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -201,16 +198,16 @@ def ours(arguments: argparse.Namespace) -> dict[str, Answer]:
     from lookahead.draft.options import DraftOptions
     from lookahead.models.load import load_model
 
-    torch.set_num_threads(arguments.threads)
-    target = load_model(arguments.model, dtype=arguments.dtype)
+    torch.set_num_threads(threads)
+    target = load_model(model, dtype=dtype)
     found: dict[str, Answer] = {}
 
     def engine_of(drafter: Drafter) -> Answer:
-        engine = DecodingEngine(target, drafter, arguments.batch_size)
+        engine = DecodingEngine(target, drafter, batch_size)
 
         def answer(prompts: list[list[int]]) -> Answered:
             began = time.perf_counter()
-            requests = [engine.request(ids, arguments.tokens) for ids in prompts]
+            requests = [engine.request(ids, tokens) for ids in prompts]
             for request in requests:
                 request.stop_ids = frozenset()
             for _ in engine.run(iter(requests)):
@@ -219,22 +216,22 @@ def ours(arguments: argparse.Namespace) -> dict[str, Answer]:
 
         return answer
 
-    if arguments.batch_size == 1:
-        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=getattr(torch, arguments.dtype)).eval()
-        model.generation_config.eos_token_id = None
+    if batch_size == 1 and Path(model).is_dir():
+        stock = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+        stock.generation_config.eos_token_id = None
 
         def generate(prompts: list[list[int]], **lookup: int) -> Answered:
             began, answers = time.perf_counter(), []
             for ids in prompts:
-                text, asked = torch.tensor([ids]), {"max_new_tokens": arguments.tokens, "do_sample": False, "pad_token_id": 0}
-                output = model.generate(text, attention_mask=torch.ones_like(text), **asked, **lookup)
+                text, asked = torch.tensor([ids]), {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+                output = stock.generate(text, attention_mask=torch.ones_like(text), **asked, **lookup)
                 answers.append(output[0, len(ids) :].tolist())
             return answers, time.perf_counter() - began
 
         found["model.generate"] = generate
         found["HF prompt lookup"] = functools.partial(generate, prompt_lookup_num_tokens=10)
     found["plain"] = engine_of(Drafter((), DraftOptions(strategy="off")))
-    found["auto"] = engine_of(Drafter(arguments.trie or (), DraftOptions(adaptive=True)))
+    found["auto"] = engine_of(Drafter(tries, DraftOptions(adaptive=True)))
     return found
 
 
@@ -306,7 +303,10 @@ def main() -> None:
     from lookahead.tokenizer import load_tokenizer
 
     with tempfile.TemporaryDirectory() as temporary:
-        peer = Peer(arguments.peer, arguments, arguments.folder or Path(temporary))
+        known = {"--model": arguments.model, "--folder": arguments.folder or temporary, "--dtype": arguments.dtype}
+        known |= {"--threads": arguments.threads, "--batch-size": arguments.batch_size, "--tokens": arguments.tokens}
+        given = [str(part) for option in known.items() for part in option] + ["--forwards"] * arguments.forwards
+        peer = Peer([arguments.peer, __file__, "--serve", *given])
         if arguments.forwards:
             print(f"{arguments.model}, {arguments.dtype}, {arguments.threads} threads; OpenVINO {peer.version}")
             compare_forwards(arguments, peer)
@@ -314,10 +314,11 @@ def main() -> None:
             return
         tokenizer = load_tokenizer(arguments.model)
         with open(arguments.input, encoding="utf-8") as file:
-            prompts = [_prompt_ids(tokenizer, json.loads(line)) for line in file]
+            prompts = [prompt_ids(tokenizer, json.loads(line)) for line in file]
         size = arguments.turn * arguments.batch_size
         prompts = prompts[: arguments.rows + WARM_UP * size]
-        contenders = ours(arguments) | {name: peer.answer(name) for name in peer.pipes}
+        of_ours = arguments.model, arguments.dtype, arguments.threads, arguments.batch_size, arguments.tokens
+        contenders = ours(*of_ours, arguments.trie or ()) | {name: peer.answer(name) for name in peer.pipes}
         print(
             f"{arguments.model}, {arguments.dtype}, {arguments.threads} threads, batch {arguments.batch_size}, "
             f"{arguments.tokens} tokens each; OpenVINO GenAI {peer.version}"
@@ -326,7 +327,7 @@ def main() -> None:
         peer.close()
 
 
-def _prompt_ids(tokenizer: Any, row: dict[str, Any]) -> list[int]:
+def prompt_ids(tokenizer: Any, row: dict[str, Any]) -> list[int]:
     """Of a row with a prompt, or with messages."""
     if "prompt" in row:
         return list(tokenizer.encode(row["prompt"]))

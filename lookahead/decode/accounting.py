@@ -6,6 +6,7 @@ The engine's step hands its clock readings to `Accounting.record` at its end; no
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ MOSTLY, FEW_STEPS = 0.5, 50  # of the steps without drafts it is reported why, i
 AT_ONCE = 32  # plain steps that are counted together
 ROW_TOKENS = 64  # of an answer, where nothing is known
 DRAFT_TOKENS = 16  # whose cost is reported then
+LATEST, FEWEST = 16, 3  # how many times of a kind of work tell what it usually takes
+UNUSUAL = 8.0  # times as long as in the best quarter of those: what takes longer counts as if by so much
 
 
 @dataclasses.dataclass
@@ -57,6 +60,23 @@ class StepTimes(NamedTuple):
         return self.drafted - self.began
 
 
+class UsualTime:
+    """Tells what work of one kind usually takes.
+
+    Kernels that are compiled on the way, or a machine that was asleep, tell nothing about the next time.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=LATEST)
+
+    def of(self, seconds: float) -> float:
+        """What counts of these seconds; nothing as long as it is not known what is usual."""
+        self._latest.append(seconds)
+        if len(self._latest) < FEWEST:
+            return 0.0
+        return min(seconds, UNUSUAL * sorted(self._latest)[len(self._latest) // 4])
+
+
 class Accounting:
     """Clocks, costs and counts of an engine; teaches its budget and the drafter's sources.
 
@@ -74,7 +94,8 @@ class Accounting:
         # Seconds of these: a clock reading, those of their forwards, those in which Python chose tokens.
         self._plain_began = self._plain_forward = self._plain_choosing = 0.0
         self.drafted = [0, 0]  # steps that only decoded: without draft tokens, and with some
-        self._of_rows, self._emitted = 0.0, ROW_TOKENS  # seconds that drafts take once for each row; tokens of drafted steps
+        self._of_rows, self._emitted = 0.0, ROW_TOKENS  # seconds that drafts take once for each row; tokens so far
+        self._usual: defaultdict[str, UsualTime] = defaultdict(UsualTime)  # of those seconds, by the kind of work
         self._was_plain = False  # the latest step that only decoded
         self._begun = 0  # rows
         self._running: list[RunningRow] = []
@@ -124,13 +145,13 @@ class Accounting:
 
     def started(self, began: float) -> int:
         """The drafter has read a prompt, since `began`; returns the number of its row."""
-        self._spend(self.target.now() - began)
+        self._spend("start", self.target.now() - began)
         self._begun += 1
         return self._begun - 1
 
     def retired(self, rows: Sequence[RunningRow], began: float) -> None:
         """Rows have ended, and the drafter has their outputs, since `began`."""
-        self._spend(self.target.now() - began)
+        self._spend("end", self.target.now() - began)
         for row in rows:
             row.generation.seconds = self._over - row.began
             self.plain.row_ended(row.number, row.prefill_tokens, len(row.generation.token_ids))
@@ -145,10 +166,10 @@ class Accounting:
         self._over = self.target.now()
         self.plain.draft_seconds += self._over - began
 
-    def _spend(self, seconds: float) -> None:
+    def _spend(self, work: str, seconds: float) -> None:
         """On a row's drafts, outside of steps."""
         self.plain.draft_seconds += seconds
-        self._of_rows += seconds
+        self._of_rows += self._usual[work].of(seconds)
 
     def record(
         self, rows: Sequence[RunningRow], batch: StepBatch, prefilled: int, times: StepTimes, is_first: bool = False
@@ -187,13 +208,15 @@ class Accounting:
         else:
             drafted = (batch.tokens - prefilled - batch.decoding) / max(1, batch.tokens)
             self.plain.prefill_step(seconds, times.drafting, drafted)
-            self._of_rows += times.drafting
+            self._of_rows += self._usual["prefill"].of(times.drafting)
         if not only_decodes:
             return
         self._time_plain_steps(len(rows), active, seconds, follows)
+        self._emitted += emitted
         if options.adaptive:
             if active:  # with its share of what drafts take once for each row
-                self._of_rows, self._emitted = self._of_rows + reading, self._emitted + emitted
+                if reading:
+                    self._of_rows += self._usual["read"].of(reading)
                 seconds += emitted * self._of_rows / self._emitted - reading
             parts = batch.expected, seconds - choosing, times.accepted - times.drafted - choosing
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
@@ -213,6 +236,7 @@ class Accounting:
         self.plain.decode_seconds += seconds
         self.drafted[False] += steps
         self.plain.plain_step(rows, seconds, steps)
+        self._emitted += rows * steps
         self.budget.observe(rows, rows, rows, 0.0, (seconds - choosing) / steps, forward / steps, False, steps)
 
     def _time_plain_steps(self, rows: int, active: bool, seconds: float, follows: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,3 +116,22 @@ def test_tokens_that_end_answers_and_forced_answers() -> None:
     requests = requests_of(engine, 30, prompts=PROMPTS[:2])
     requests[0].forced = [(token + 1) % 4000 + 5 for token in first[:30]]
     assert ran(engine, requests) == [requests[0].forced, second[:33]]
+
+
+def test_one_stall_does_not_end_drafts(monkeypatch):
+    """Kernels that are compiled in the first drafted steps, or a machine that was asleep, tell nothing about later ones."""
+    propose, stalls = StepBatch.propose, [0.4, 0.4]
+
+    def slow(self, budget, step, drafts):
+        propose(self, budget, step, drafts)
+        if drafts and stalls:
+            time.sleep(stalls.pop())
+
+    monkeypatch.setattr(StepBatch, "propose", slow)
+    engine = DecodingEngine(demo(), Drafter((), DraftOptions(adaptive=True)))
+    prompt = [5, 6, 7, 8] * 8
+    for _ in range(4):
+        requests = requests_of(engine, 120, prompts=[prompt])
+        ran(engine, requests)
+    assert not stalls
+    assert requests[0].steps < 0.7 * len(requests[0].token_ids)

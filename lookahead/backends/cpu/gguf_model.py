@@ -73,7 +73,7 @@ def gguf_model(
         with _with_stand_ins(tensors):
             state = load_gguf_checkpoint(file, return_tensors=True, model_to_load=empty)["tensors"]
         found = {key: _ordered(state.pop(key), tensors) for key in list(state) if state[key].dtype == STAND_IN}
-    except Exception as error:  # transformers raises many kinds; it has its say when it loads the file itself
+    except Exception as error:  # of many kinds; what is wrong with the file, transformers tells when it loads it
         log.debug("%s: its blocks are not kept: %s", name, error)
         return None
     names = {id(module): path for path, module in empty.named_modules()}
@@ -91,7 +91,7 @@ def gguf_model(
     if not panels:
         return None
     model, _ = model_of(name, config, state, panels, dtype, wishes)
-    with contextlib.suppress(OSError):  # there is no such file beside this one
+    with contextlib.suppress(OSError):  # the file has none beside it
         model.generation_config = GenerationConfig.from_pretrained(repository, **further)
     return model
 
