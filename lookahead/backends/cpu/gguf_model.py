@@ -91,7 +91,7 @@ def gguf_model(
     if not panels:
         return None
     model, _ = model_of(name, config, state, panels, dtype, wishes)
-    with contextlib.suppress(OSError):  # the file has none beside it
+    with contextlib.suppress(OSError):  # the folder has no such file
         model.generation_config = GenerationConfig.from_pretrained(repository, **further)
     return model
 
