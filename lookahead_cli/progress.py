@@ -167,6 +167,7 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
         ("rows", f"{totals.rows:,} ({totals.errors:,} failed)"),
         ("tokens", f"{totals.tokens:,}"),
         ("in this run", f"{run.rows:,} rows, {run.tokens:,} tokens" if totals.rows > run.rows else ""),
+        ("prompts", _shared_prompts(report)),
         ("time", f"{duration(report.seconds)}, after {duration(report.loading_seconds)} of loading"),
         ("speed", f"{run.tokens / report.seconds:,.1f} tokens/s{_over_plain(report)}"),
         ("EDL", shown_edl(run.edl)),
@@ -179,6 +180,12 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
         logs.note(f"{name}: {value}")
     if on_stderr:
         render.summary(rows)
+
+
+def _shared_prompts(report: JobReport) -> str:
+    """How much of the prompts was computed once for several rows; "" for nothing."""
+    count = report.used.get("prompt_tokens_taken_over", 0)
+    return f"{report.run.prompt_tokens:,} tokens, {count:,} of them computed for other rows before" if count else ""
 
 
 def why_no_drafts(used: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ UNUSUAL = 8.0  # times as long as in the best quarter of those: what takes longe
 class Clock:
     """Seconds that went into drafting (the budget included), forwards (prefill included) and verification, and how often.
 
-    prefilled: tokens of prompts that were prefilled.
+    prefilled: tokens of prompts that were prefilled. taken_over: those that were not, as texts that begin alike had been.
     """
 
     draft: float = 0.0
@@ -38,6 +38,7 @@ class Clock:
     verify: float = 0.0
     steps: int = 0
     prefilled: int = 0
+    taken_over: int = 0
 
     def add(self, draft: float, forward: float, verify: float, prefilled: int = 0, steps: int = 1) -> None:
         self.draft += draft
@@ -153,6 +154,7 @@ class Accounting:
         """Rows have ended, and the drafter has their outputs, since `began`."""
         self._spend("end", self.target.now() - began)
         for row in rows:
+            self.clock.taken_over += row.taken_over
             row.generation.seconds = self._over - row.began
             self.plain.row_ended(row.number, row.prefill_tokens, len(row.generation.token_ids))
 

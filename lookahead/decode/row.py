@@ -29,13 +29,14 @@ class RunningRow:
 
     text: int32, tokens that are prefilled before it decodes. prefilled: how many of them the slot holds; None: it has not
     begun.
-    number: in the order in which rows took slots. prefill_tokens: that were prefilled for it, in all.
+    number: in the order in which rows took slots. prefill_tokens: that were prefilled for it, in all. taken_over: tokens whose
+    keys and values a text that begins alike had.
     is_followed: nothing but the scores, or the answer that is forced, determines what the row emits.
     """
 
     def __init__(self, generation: Generation, drafts: Row, chooser: Chooser, began: float, number: int = 0):
         self.generation = generation
-        self.number, self.prefill_tokens = number, 0
+        self.number, self.prefill_tokens, self.taken_over = number, 0, 0
         self.drafts = drafts
         self.chooser = chooser
         self.began = began

@@ -116,6 +116,7 @@ class Scheduler:
             if row.prefilled is None:
                 assert self.slots
                 row.prefilled = self.slots.begin(slot, afresh=row.scores_prompt)
+                row.taken_over = row.prefilled or 0
             phase, chunk = row.next_input(left)
             self.batch.set_input(slot, phase, chunk)
             self._prefilling += phase != DECODES

@@ -73,8 +73,9 @@ class OneEngine(Answering):
 
     def used(self) -> dict[str, Any]:
         target = self.engine.target
-        why = self.engine.accounting.why_no_drafts
-        return {**super().used(), "peak_memory_bytes": peak_memory(target.device), "path": target.path, **why}
+        why, clock = self.engine.accounting.why_no_drafts, self.engine.clock
+        about = {"peak_memory_bytes": peak_memory(target.device), "path": target.path}
+        return {**super().used(), **about, "prompt_tokens_taken_over": clock.taken_over, **why}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,3 +135,10 @@ def test_one_stall_does_not_end_drafts(monkeypatch):
         ran(engine, requests)
     assert not stalls
     assert requests[0].steps < 0.7 * len(requests[0].token_ids)
+
+
+def test_clock_counts_what_prompts_take_over_from_each_other():
+    engine = DecodingEngine(demo(), Drafter((), FIXED), batch_size=len(LONG))
+    prompts = sum(map(len, LONG))
+    ran(engine, requests_of(engine, 4, prompts=LONG))
+    assert engine.clock.taken_over == prompts - engine.clock.prefilled >= 2 * len(BEGINNING)
