@@ -61,7 +61,7 @@ def gguf_model(
     empty: the model without memory for its weights. wishes: further arguments of `from_pretrained`. Raises ModelError for a
     file that is damaged or another model's.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.utils import cached_file
 
@@ -90,10 +90,7 @@ def gguf_model(
             state[key] = torch.from_numpy(unpacked(kind, blocks)[order])
     if not panels:
         return None
-    model, _ = model_of(name, config, state, panels, dtype, wishes)
-    with contextlib.suppress(OSError):  # the folder has no such file
-        model.generation_config = GenerationConfig.from_pretrained(repository, **further)
-    return model
+    return model_of(name, config, state, panels, dtype, wishes)[0]
 
 
 def _ordered(stand_in: torch.Tensor, tensors: list[Matrix]) -> tuple[np.ndarray, str, np.ndarray]:
