@@ -208,8 +208,9 @@ def test_default_drafter_remembers_what_the_model_said_before(llama):
         assert model.generate(**asked, **OURS).tolist() == plain.tolist()
 
     again()
-    drafter = vars(model)[hf.KEPT]._drafter
-    drafter.options = DraftOptions(decoding_length=16, recycle=False, adaptive=False)  # drafts do not pay on so small a model
+    kept = vars(model)[hf.KEPT]  # drafts that do not pay on so small a model: of a fixed length from now on
+    kept._drafter.options = DraftOptions(decoding_length=16, recycle=False, adaptive=False)
+    kept._engines.clear()
     assert forwards(model, again) < 64 / 4
 
 
