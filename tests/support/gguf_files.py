@@ -24,15 +24,16 @@ def drawn(name: str, outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
 def write_gguf(path: Path, formats: list[str], change=lambda name, blocks: blocks) -> int:
     """A Llama of two layers, whose matrices have these formats in turn; bytes of its matrices. change: of each of them."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(512)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEY_HEADS)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCAB)
+    known = {
+        "block_count": 2,
+        "context_length": 512,
+        "embedding_length": WIDTH,
+        "feed_forward_length": INNER,
+        "vocab_size": VOCAB,
+    }
+    known |= {"head_count": HEADS, "head_count_kv": KEY_HEADS, "layer_norm_rms_eps": 1e-5}
+    for name, value in (known | {"rope_dimension_count": WIDTH // HEADS}).items():
+        getattr(writer, f"add_{name}")(value)
     shapes = {"token_embd": (VOCAB, WIDTH)}
     keys = WIDTH // HEADS * KEY_HEADS
     for layer in range(2):

@@ -1,8 +1,8 @@
 """Weights in the blocks of GGUF files, unpacked where they are multiplied, as LLVM code. For kernels.
 
 A product unpacks 64 inputs of 64 outputs at a time into memory that stays in a core's first cache, as the numbers that
-panel_code.py multiplies: float32, or pairs of bfloat16. So they are the same numbers, and products the same bits, as those of
-a model whose file was unpacked, and weights take the memory of the file.
+panel_code.py multiplies: float32, half precision, or pairs of bfloat16. So they are the same numbers, and products the same
+bits, as those of a model whose file was unpacked, and weights take the memory of the file.
 
 Panels are those of panel_code.py: 64 outputs, a group of 64 inputs after the other. In a group lie
 

@@ -69,10 +69,9 @@ def _large(form: Format, blocks: np.ndarray) -> Parts:
 
 
 def _in_rows(values: np.ndarray, columns: int) -> np.ndarray:
-    """[64, groups, columns] as bytes [groups, columns * bytes / 64, 64, bytes of a value], in the order in which they lie."""
-    padded = np.zeros((PANEL, -(-values.reshape(PANEL, -1).shape[1] // columns) * columns), values.dtype)
-    padded[:, : values.reshape(PANEL, -1).shape[1]] = values.reshape(PANEL, -1)
-    return padded.reshape(PANEL, -1, columns).transpose(1, 2, 0)
+    """[64, ...] as [groups, columns, 64], as they lie in a panel, the last group filled up with zeros."""
+    flat = values.reshape(PANEL, -1)
+    return np.pad(flat, ((0, 0), (0, -flat.shape[1] % columns))).reshape(PANEL, -1, columns).transpose(1, 2, 0)
 
 
 def _panel(form: Format, rows: np.ndarray) -> np.ndarray:
@@ -98,12 +97,12 @@ class BlockPanels(Panels):
 
     def __init__(self, name: str, blocks: np.ndarray, dtype: torch.dtype, order: np.ndarray):
         """name: of the format, one of FORMATS. blocks: uint8 [out, bytes]. order: which row each output is."""
-        self.form, form = NUMBER_OF[name], FORMATS[NUMBER_OF[name]]
+        form = FORMATS[NUMBER_OF[name]]
         inner = blocks.shape[1] // form.bytes_in_file * form.inputs
         self.outputs, self.inner, self.dtype = len(blocks), inner, dtype
         kind = kind_of(dtype)
         self.kind, self.paired = BLOCKS + kind, kind == PAIRS
-        self.lines, self.held = inner, IN_BLOCKS - self.form
+        self.lines, self.held = inner, IN_BLOCKS - NUMBER_OF[name]
         panels = -(-self.outputs // PANEL)
         self.weight = in_huge_pages(torch.zeros(1, 1, dtype=torch.uint8).expand(panels, form.panel_bytes(inner)))
         for number in range(panels):
@@ -115,14 +114,6 @@ class BlockPanels(Panels):
         dense = torch.empty(len(self.weight) * PANEL, -(-self.inner // GROUP) * GROUP, dtype=self.dtype)
         unpacked = torch.empty(dense.shape[1], PANEL)
         for number, some in enumerate(dense.split(PANEL)):
-            unpack_panel(self.form, self.weight[number].data_ptr(), self.inner, unpacked.data_ptr())
+            unpack_panel(IN_BLOCKS - self.held, self.weight[number].data_ptr(), self.inner, unpacked.data_ptr())
             some.copy_(unpacked.T)
         return dense[: self.outputs, : self.inner].contiguous()
-
-
-def unpacked(name: str, blocks: np.ndarray) -> np.ndarray:
-    """float32 [out, in] of a matrix that is not in panels."""
-    import gguf
-
-    numbers: np.ndarray = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
-    return numbers

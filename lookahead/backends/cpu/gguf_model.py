@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.backends.cpu.blocks import NUMBER_OF, BlockPanels, scales_of, unpacked
+from lookahead.backends.cpu.blocks import NUMBER_OF, BlockPanels, scales_of
 from lookahead.backends.cpu.linear import plain_linears
 from lookahead.backends.cpu.packed_model import model_of
 from lookahead.backends.cpu.panels import KINDS, Panels
@@ -61,6 +61,7 @@ def gguf_model(
     empty: the model without memory for its weights. wishes: further arguments of `from_pretrained`. Raises ModelError for a
     file that is damaged or another model's.
     """
+    import gguf
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     from transformers.utils import cached_file
@@ -87,7 +88,7 @@ def gguf_model(
         if layer in layers:
             panels[layer] = BlockPanels(kind, blocks, dtype, order)
         else:
-            state[key] = torch.from_numpy(unpacked(kind, blocks)[order])
+            state[key] = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])[order])
     if not panels:
         return None
     return model_of(name, config, state, panels, dtype, wishes)[0]

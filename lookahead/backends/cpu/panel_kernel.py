@@ -31,8 +31,8 @@ LINES, GROUPS = 64, 4
 FETCHED = 3
 
 # What the array that describes a product holds: numbers, addresses and strides in bytes
-# (INNER: lines of a panel, groups, numbers of a token). FORMAT: of blocks
-TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS, FORMAT = range(13)
+# (INNER: lines of a panel, groups, numbers of a token). HELD: see ops.IN_8_BITS
+TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, OUTPUT_STRIDE, AS, HELD = range(13)
 TASK = 13
 TASK_BYTES = struct.Struct("=13q")
 PRODUCT, BEGIN, END, SUMS, ASKED = range(5)  # what MULTIPLY, the address of a function of `multiplier_of`, is given
@@ -140,7 +140,7 @@ def _blocks(address, like, numbers):
     """Panels of weights in blocks. numbers: of a token that are multiplied by a line of unpacked weights, 2 where in pairs."""
     asked = carray(int64_at(address), (ASKED,))
     task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
-    inner, stride, form = task[INNER], task[STRIDE], task[FORMAT]
+    inner, stride, form = task[INNER], task[STRIDE], IN_BLOCKS - task[HELD]
     memory = np.empty(GROUP * PANEL + LINE, np.float32)
     unpacked, size = (memory.ctypes.data + LINE - 1) // LINE * LINE, _block_panel_bytes(form, inner)
     for number in range(asked[BEGIN], asked[END]):

@@ -53,7 +53,7 @@ class Panels:
     """
 
     library: ClassVar[str] = "panels"
-    held = form = 0  # of quantized weights, how they lie: see ops.IN_8_BITS and block_code.FORMATS
+    held = 0  # of quantized weights, how they lie, see ops.IN_8_BITS
     paired = False
 
     def __init__(self, weight: torch.Tensor):
@@ -116,7 +116,7 @@ class Panels:
         stride, output_stride = flat.stride(0) * flat.element_size(), self.outputs * size
         task = TASK_BYTES.pack(
             *(0, multiplier_of(self.kind), flat.data_ptr(), stride, count, self.weight.data_ptr(), self.lines, self.outputs),
-            *(0 if addends is None else addends.data_ptr(), output.data_ptr(), output_stride, STORED[self.dtype], self.form),
+            *(0 if addends is None else addends.data_ptr(), output.data_ptr(), output_stride, STORED[self.dtype], self.held),
         )
         run_in(torch.get_num_threads() if count * self.inner * self.outputs > ALONE else 1, product, task)
         return output

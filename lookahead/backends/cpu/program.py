@@ -167,7 +167,7 @@ class Program:
             output, output_stride = self._arena + target.offset * self._room, target.stride
         return [
             *(0, multiplier_of(weight.kind), address, stride, 0, weight.weight.data_ptr(), weight.lines, weight.outputs),
-            *(0 if bias is None else bias.data_ptr(), output, output_stride, step.stored, weight.form),
+            *(0 if bias is None else bias.data_ptr(), output, output_stride, step.stored, weight.held),
         ]
 
     def _task(self, step: Attention) -> bytes:
