@@ -16,14 +16,13 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 
 from lookahead.native.vector_code import FLOAT, LANES, LONG, VECTOR, WHOLE, each_chunk, emitted
 
 LEAST = -3.0e38  # below every score
 # 2 ** f for -0.5 <= f <= 0.5, lowest power last: the largest error is 2e-8
 EXP2 = (1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
-FOLDED = (0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15)  # order in which sums are complete, so that few are open
 
 
 def _rows(code, key, stride, count):
@@ -93,29 +92,39 @@ def transpose(code, key, stride, count, width, turned):
 
 @emitted()
 def tile_scores(code, query, stride, turned, chunks, scores, scores_stride):
-    """[4, 16] scores of 4 queries with the 16 keys that `transpose` gave. chunks: of 16 numbers in a key."""
-    builder = code.builder
+    """[4, 16] scores of 4 queries with the 16 keys that `transpose` gave. chunks: of 16 numbers in a key.
+
+    Sums of i and i + 8 are added and written down, 8 times: if all were open until the end, LLVM would move additions there and
+    run out of registers.
+    """
+    builder, half = code.builder, LANES // 2
     queries = [builder.add(query, builder.mul(stride, ir.Constant(LONG, number))) for number in range(4)]
+    kept = [cgutils.alloca_once(builder, VECTOR, size=half) for _ in queries]
+    whole = builder.and_(chunks, ir.Constant(LONG, -4))
+    with code.loop(ir.Constant(LONG, half)) as lane:
+        slots = [[code.variable(VECTOR, code.constant(0.0)) for _ in range(2)] for _ in queries]
 
-    def sums_of(lane):
-        slots = [code.variable(VECTOR, code.constant(0.0)) for _ in queries]
-        with code.loop(chunks) as chunk:
-            at = builder.add(builder.mul(chunk, ir.Constant(LONG, LANES)), ir.Constant(LONG, lane))
-            keys = code.load(code.at(turned, at, 4 * LANES))
-            for address, slot in zip(queries, slots, strict=True):
-                number = code.splat(code.load(code.at(address, at, 4), FLOAT))
-                builder.store(code.fma(number, keys, builder.load(slot)), slot)
-        return [builder.load(slot) for slot in slots]
+        def add(chunk):
+            for other in range(2):
+                at = builder.add(builder.mul(chunk, ir.Constant(LONG, LANES)), ir.Constant(LONG, other * half))
+                at = builder.add(at, lane)
+                keys = code.load(code.at(turned, at, 4 * LANES))
+                for address, pair in zip(queries, slots, strict=True):
+                    number = code.splat(code.load(code.at(address, at, 4), FLOAT))
+                    builder.store(code.fma(number, keys, builder.load(pair[other])), pair[other])
 
-    pending: list[tuple[int, list[Any]]] = []  # (sums in it, those of each query)
-    for lane in FOLDED:
-        size, sums = 1, sums_of(lane)
-        while pending and pending[-1][0] == size:
-            _, others = pending.pop()
-            size, sums = 2 * size, [builder.fadd(a, b) for a, b in zip(others, sums, strict=True)]
-        pending.append((size, sums))
-    for number, total in enumerate(pending[0][1]):
-        code.store(total, builder.add(scores, builder.mul(scores_stride, ir.Constant(LONG, number))))
+        with code.loop(whole, 4) as chunk:
+            for further in range(4):
+                add(builder.add(chunk, ir.Constant(LONG, further)))
+        with code.loop(builder.sub(chunks, whole)) as chunk:
+            add(builder.add(whole, chunk))
+        for pair, sums in zip(slots, kept, strict=True):
+            builder.store(builder.fadd(builder.load(pair[0]), builder.load(pair[1])), builder.gep(sums, [lane]))
+    for number, sums in enumerate(kept):
+        parts = [builder.load(builder.gep(sums, [ir.Constant(LONG, lane)])) for lane in range(half)]
+        while len(parts) > 1:
+            parts = [builder.fadd(a, b) for a, b in zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)]
+        code.store(parts[0], builder.add(scores, builder.mul(scores_stride, ir.Constant(LONG, number))))
 
 
 @emitted(types.float32)
