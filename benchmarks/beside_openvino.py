@@ -317,6 +317,8 @@ def main() -> None:
             prompts = [prompt_ids(tokenizer, json.loads(line)) for line in file]
         size = arguments.turn * arguments.batch_size
         prompts = prompts[: arguments.rows + WARM_UP * size]
+        if len(prompts) < (WARM_UP + 1) * size:
+            sys.exit(f"{arguments.input}: has {len(prompts)} prompts; {WARM_UP + 1} turns need {(WARM_UP + 1) * size}.")
         of_ours = arguments.model, arguments.dtype, arguments.threads, arguments.batch_size, arguments.tokens
         contenders = ours(*of_ours, arguments.trie or ()) | {name: peer.answer(name) for name in peer.pipes}
         print(
