@@ -121,17 +121,18 @@ CLOCK = (
 )
 
 
-def chat_text(tokenizer: Any, messages: Any, now: datetime.datetime) -> str:
+def chat_text(tokenizer: Any, messages: Any, now: datetime.datetime, tools: Any = None) -> str:
     """Messages as the chat template writes them, up to the answer. now: the time that it writes (its `strftime_now`).
+    tools: as it lists them.
 
     Raises what the template raises.
     """
     clock = {}
     if "strftime_now" in str(tokenizer.chat_template):
-        template = tokenizer.get_chat_template()
+        template = tokenizer.get_chat_template(tools=tools)
         codes = {code: now.replace(tzinfo=None).strftime(code) for code in re.findall(r"%[-_0^#]?[A-Za-z%]", template)}
         clock = {"chat_template": CLOCK + template, "strftime_codes": codes}
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **clock))
+    return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True, **clock))
 
 
 def identity(tokenizer: Any, name: str) -> TokenizerIdentity:

@@ -29,8 +29,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 PROMPT = "Question: {question}\nAnswer:"
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m.role == 'assistant' %} {{ m.content }}{{ eos_token }}"
+    "{{ bos_token }}{% if tools %}Functions: {{ tools | tojson }}\n"  # of which it has learned nothing
+    'A call: <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>\n{% endif %}{% for m in messages %}'
+    "{% if m.role == 'assistant' %} {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}{{ eos_token }}"
     "{% else %}Question: {{ m.content }}\nAnswer:{% endif %}"
     "{% endfor %}"
 )

@@ -19,6 +19,7 @@ STOP_IDS = 1024
 BAD_WORDS, BAD_WORD_LENGTH = 1024, 64  # sequences; ids of each
 BIASES = 10_000  # entries of logit_bias
 LOGPROBS = 128  # most probable tokens alongside each
+TOOLS = 128  # of a chat
 ID_LENGTH = 1024  # characters of a row's id, or digits
 CONSTRAINT_LENGTH = 1 << 18  # characters of a schema, expression, grammar or list of choices
 LARGEST = 1 << 63  # whole numbers lie below

@@ -16,7 +16,7 @@ from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
 from lookahead.job.params import Request
 from lookahead.job.plan import plan_of
-from lookahead.job.rows import left_to_do, prompts_of, read_requests, without_duplicates
+from lookahead.job.rows import left_to_do, prompts_of, read_requests, sampling_of, without_duplicates
 from lookahead.job.runner import JobOptions
 from lookahead.job.spec import JobSpec
 from lookahead.models.load import read_config
@@ -78,7 +78,7 @@ def _checked(
         raise LookaheadError(f"{request.problem}.")
     prompts = prompts_of(request, tokenizer, options.chat, options.system, longest, options.began)
     check_samples(len(prompts) * (request.n or options.n), "the number of answers")
-    sampling = dataclasses.replace(options.sampling, **request.sampling)
+    sampling = sampling_of(request, tokenizer, options.sampling)
     check_vocabulary(sampling, vocab_size)
     most = options.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
     for prompt_ids in prompts:

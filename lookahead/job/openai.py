@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lookahead.decode import limits
 from lookahead.decode.limits import shown
 from lookahead.decode.text import REPLACEMENT, TokenTexts
-from lookahead.job import params
+from lookahead.job import params, tools
 from lookahead.job.params import Request, RowError, chat_messages, check_text, is_ids
 
 if TYPE_CHECKING:
@@ -27,20 +27,19 @@ if TYPE_CHECKING:
 LINE_KEYS = ("custom_id", "method", "url", "body")
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 FORMS = ("prompt", "messages", "prompt_ids")
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-MESSAGE_KEYS = ("role", "content", "name")
+ROLES = {"developer": "system", **{role: role for role in ("system", "user", "assistant", "tool")}}
+MESSAGE_KEYS = {"assistant": ("role", "content", "name", "tool_calls"), "tool": ("role", "content", "name", "tool_call_id")}
 
 
 # Keys that do not touch the answer, as long as their value is of this type or one of these; null always is.
 HARMLESS: dict[str, type | tuple[Any, ...]] = {
     **dict.fromkeys(("model", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"), str),
     **dict.fromkeys(("prompt_cache_options", "metadata"), dict),
-    "parallel_tool_calls": bool,  # there are no tools
     **dict.fromkeys(("store", "stream"), (False,)),
     "stream_options": ({},),
     "suffix": ("",),
-    **dict.fromkeys(("tools", "functions"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "reasoning_effort": ("none",),
@@ -86,8 +85,12 @@ def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
     """
     asked: dict[str, Any] = {}
     more: dict[str, Any] = {}
+    if any(name in body for name in tools.KEYS) and (found := tools.tools_of(body)):
+        if not chat:
+            raise RowError('"tools" go with "messages" only', "tools")
+        more["tools"] = found
     for name, value in body.items():
-        if name in FORMS:
+        if name in FORMS or name in tools.KEYS:
             continue
         if name in HARMLESS:
             known = HARMLESS[name]
@@ -154,21 +157,33 @@ def _chat_logprobs(body: dict[str, Any]) -> Any:
 
 
 def _messages(value: Any) -> dict[str, Any]:
-    """Messages of the roles that chat templates know. Raises RowError for what is not text, such as tool calls."""
+    """Messages of the roles that chat templates know. Raises RowError for what is not text or calls of functions."""
+    if isinstance(value, list):  # an assistant's message of calls has no content
+        value = [{**each, "content": each.get("content") or ""} if _calls(each) else each for each in value]
     messages = []
     for number, message in enumerate(chat_messages(value), 1):
+        role = message["role"]
+        if role not in ROLES:
+            raise RowError(f"message {number} has the role {shown(role)}: known are {', '.join(ROLES)}", "messages")
         for name, part in message.items():
-            if name not in MESSAGE_KEYS and part not in (None, [], {}, ""):
+            if name not in MESSAGE_KEYS.get(role, ("role", "content", "name")) and part not in (None, [], {}, ""):
                 raise RowError(f'message {number} has "{name}", which is not supported', "messages")
-        if message["role"] not in ROLES:
-            raise RowError(f"message {number} has the role {shown(message['role'])}: known are {', '.join(ROLES)}", "messages")
         check_text("messages", message["content"])
-        kept = {"role": ROLES[message["role"]], "content": message["content"]}
-        if message.get("name") is not None:
-            check_text("messages", message["name"])
-            kept["name"] = message["name"]
+        kept = {"role": ROLES[role], "content": message["content"]}
+        for name in ("name", "tool_call_id"):
+            if message.get(name) is not None:
+                check_text("messages", message[name])
+                kept[name] = message[name]
+        if role == "tool" and "tool_call_id" not in kept:
+            raise RowError(f"message {number} has the role 'tool' and no \"tool_call_id\"", "messages")
+        if _calls(message):
+            kept["tool_calls"] = tools.calls_of(message["tool_calls"], number)
         messages.append(kept)
     return {"messages": messages}
+
+
+def _calls(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant" and bool(message.get("tool_calls"))
 
 
 def _prompt(form: str, value: Any) -> dict[str, Any]:
@@ -195,6 +210,7 @@ def _prompt(form: str, value: Any) -> dict[str, Any]:
 class Writer:
     """Output lines of a job. created: seconds since 1970. seed: of the job, of which ids are made: the same in every run."""
 
+    tokenizer: Any
     logprobs: LogprobsOf
     model: str
     created: int
@@ -209,8 +225,13 @@ class Writer:
         choices = []
         for index, (generation, text) in enumerate(zip(samples, texts, strict=True)):
             first, whole = samples[index // n * n], prompts[index // n] + text  # `first` has log-probabilities of the prompt
-            content = {"message": {"role": "assistant", "content": whole, "refusal": None}} if chat else {"text": whole}
-            choice: dict[str, Any] = {"index": index, **content}
+            message: dict[str, Any] = {"role": "assistant", "content": whole, "refusal": None}
+            reason: str = generation.finish_reason
+            if request.tools:
+                name = f"{named(request, self.seed)}\n{index}"
+                if found := tools.message_of(request.tools, generation, self.tokenizer, name):
+                    message, reason = {**message, **found}, "tool_calls" if reason == "stop" else reason
+            choice: dict[str, Any] = {"index": index, **({"message": message} if chat else {"text": whole})}
             if self.token_ids:
                 choice["token_ids"] = generation.token_ids
             choice["logprobs"] = None
@@ -222,7 +243,7 @@ class Writer:
                 choice["prompt_logprobs"] = self.logprobs.of_prompt(first)
             if generation.complete is not None:
                 choice["complete"] = generation.complete
-            choices.append({**choice, "finish_reason": generation.finish_reason})
+            choices.append({**choice, "finish_reason": reason})
         before = sum(generation.prompt_tokens for generation in samples[::n])
         after = sum(len(generation.token_ids) for generation in samples)
         body = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lookahead.arguments import is_text
 from lookahead.decode import limits
@@ -15,6 +15,9 @@ from lookahead.decode.constraint import KINDS, Constraint
 from lookahead.decode.limits import is_count, shown
 from lookahead.errors import UsageError
 from lookahead.printable import in_one_line
+
+if TYPE_CHECKING:
+    from lookahead.job.tools import Tools
 
 LONGEST_PROBLEM = 1000  # characters: a row may hold keys of any length
 
@@ -32,7 +35,7 @@ class RowError(ValueError):
 class Request:
     """One row of a job. Exactly one of prompt, messages, prompt_ids, prompts and problem is set.
 
-    prompts: several, each text or token ids; each gets n answers. param: the key that a problem is about.
+    prompts: several, each text or token ids; each gets n answers. param: the key that a problem is about. tools: of a chat.
     echo: the prompt's text stands before the answer's. number: of the row, from 0 through all files. file: its name where there
     are several, else "". fingerprint: of id and content. kept: fields that the output row keeps.
     """
@@ -51,6 +54,7 @@ class Request:
     logprobs: int | Literal[False] | None = None  # False: none, regardless of the job
     prompt_logprobs: int | Literal[False] | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the fields of sampling.Sampling
+    tools: Tools | None = None
     openai: bool = False
     echo: bool = False
     number: int = 0

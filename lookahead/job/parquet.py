@@ -125,7 +125,10 @@ def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]
 
 def _openai_response(arrow: Any, own_logprobs: Any) -> Any:
     text, count = arrow.string(), arrow.int64()
-    message = arrow.struct({"role": text, "content": text, "refusal": text})
+    call = arrow.struct({"id": text, "type": text, "function": arrow.struct({"name": text, "arguments": text})})
+    message = arrow.struct(
+        {**dict.fromkeys(("role", "content", "refusal", "reasoning_content"), text), "tool_calls": arrow.list_(call)}
+    )
     answer = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
     answer |= {"complete": arrow.bool_(), "prompt_logprobs": own_logprobs}
     choice = arrow.struct({"index": count, **answer, "finish_reason": text})

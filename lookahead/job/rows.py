@@ -12,15 +12,18 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lookahead.errors import CorpusError, LookaheadError
-from lookahead.job import openai, params
+from lookahead.job import openai, params, tools
 from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
 from lookahead.job.inputs import Shard, fingerprint, input_rows
 from lookahead.job.params import Request, RowError
 from lookahead.printable import printable
 from lookahead.tokenizer import chat_text
+
+if TYPE_CHECKING:
+    from lookahead.decode.sampling import Sampling
 
 
 def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Request]:
@@ -128,6 +131,8 @@ def _fields_of(row: dict[str, Any]) -> dict[str, Any]:
         if not params.is_ids(value):
             raise RowError('"prompt_ids" is not a list of token ids')
     else:
+        if row.get("tools"):
+            raise RowError('"tools" are read in OpenAI lines only: put "messages" and "tools" into a "body"', "tools")
         value = params.chat_messages(value)
         for message in value:
             params.check_text("messages", message["content"])
@@ -176,11 +181,21 @@ def prompts_of(
         raise LookaheadError('the model has no tokenizer: give rows of "prompt_ids".')
     if not getattr(tokenizer, "chat_template", None):
         raise LookaheadError('the tokenizer has no chat template: give rows of "prompt" and leave --chat out.')
+    now, listed = now or local_time(), request.tools and request.tools.listed
     try:
-        text = chat_text(tokenizer, messages, now or local_time())
+        text = chat_text(tokenizer, messages, now, listed)
+        shows_tools = listed is not None and text != chat_text(tokenizer, messages, now)
     except Exception as error:  # a template raises what it likes
         raise LookaheadError(f"the chat template refuses these messages ({error}).") from error
+    if request.openai:
+        tools.check_template(tokenizer, request.tools, messages, shows_tools)
     return [_ids_of(tokenizer, text, longest, add_special_tokens=False)]
+
+
+def sampling_of(request: Request, tokenizer: Any | None, options: Sampling) -> Sampling:
+    """How the answers to a request whose prompts are made are sampled. options: of the job. Raises LookaheadError."""
+    sampling = dataclasses.replace(options, **({"include_stop": not request.openai} | request.sampling))
+    return tools.constrained(sampling, request.tools, tokenizer) if request.tools else sampling
 
 
 def _ids_of(tokenizer: Any | None, text: str, longest: int, **options: Any) -> list[int]:

@@ -22,7 +22,7 @@ from lookahead.job import openai
 from lookahead.job.journal import INVALID, FinishedRow
 from lookahead.job.openai import LogprobsOf
 from lookahead.job.progress import JobTotals
-from lookahead.job.rows import Request, local_time, messages_asked, prompts_of
+from lookahead.job.rows import Request, local_time, messages_asked, prompts_of, sampling_of
 from lookahead.token_documents import LEFT_CONTEXT
 
 FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fail one after the other: then the job ends
@@ -203,7 +203,7 @@ class _Rows:
                 raise LookaheadError(NO_TEXT)
             longest = engine.target.longest_text
             prompts = prompts_of(request, self._tokenizer, options.chat, options.system, longest, options.began)
-            sampling = dataclasses.replace(options.sampling, **({"include_stop": not request.openai} | request.sampling))
+            sampling = sampling_of(request, self._tokenizer, options.sampling)
             answer = _Answer(index, request, prompts, request.n or options.n, sampling, observer)
             check_samples(answer.left, "the number of answers")
             for number in range(len(prompts)):  # raises what is wrong with one before any is answered
@@ -259,7 +259,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     if answer.request.openai:
         name = Path(model).resolve().name if Path(model).exists() else model
         about = name, int(options.began.timestamp()), options.seed, options.token_ids
-        writer = openai.Writer(logprobs, *about)
+        writer = openai.Writer(tokenizer, logprobs, *about)
         prompts: Any = [""] * len(answer.prompts)
         if (request := answer.request).echo:  # its text, or that of its ids
             prompts = request.prompts or [request.prompt or request.prompt_ids or ""]
