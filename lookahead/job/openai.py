@@ -230,7 +230,8 @@ class Writer:
             if request.tools:
                 name = f"{named(request, self.seed)}\n{index}"
                 if found := tools.message_of(request.tools, generation, self.tokenizer, name):
-                    message, reason = {**message, **found}, "tool_calls" if reason == "stop" else reason
+                    ended = reason == "stop" or generation.complete
+                    message, reason = {**message, **found}, "tool_calls" if ended else reason
             choice: dict[str, Any] = {"index": index, **({"message": message} if chat else {"text": whole})}
             if self.token_ids:
                 choice["token_ids"] = generation.token_ids

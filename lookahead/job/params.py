@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lookahead.arguments import is_text
 from lookahead.decode import limits
@@ -15,9 +15,6 @@ from lookahead.decode.constraint import KINDS, Constraint
 from lookahead.decode.limits import is_count, shown
 from lookahead.errors import UsageError
 from lookahead.printable import in_one_line
-
-if TYPE_CHECKING:
-    from lookahead.job.tools import Tools
 
 LONGEST_PROBLEM = 1000  # characters: a row may hold keys of any length
 
@@ -29,6 +26,20 @@ class RowError(ValueError):
         line = in_one_line(problem)
         super().__init__(line if len(line) <= LONGEST_PROBLEM else f"{line[:LONGEST_PROBLEM]}...")
         self.param = param
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """What an answer to a chat may call. listed: for the chat template. schemas: of the arguments of each function.
+
+    required: the answer is a call. several: it may hold more than one. strict: arguments are as their schemas.
+    """
+
+    listed: list[dict[str, Any]]
+    schemas: dict[str, dict[str, Any]]
+    required: bool
+    several: bool
+    strict: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ FORMS calls are written.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -17,8 +18,8 @@ from lookahead.arguments import is_text
 from lookahead.decode.constraint import SEPARATORS, Constraint
 from lookahead.decode.limits import TOOLS, shown
 from lookahead.decode.text import length_before
-from lookahead.errors import ConstraintError, LookaheadError
-from lookahead.job.params import RowError, check_text
+from lookahead.errors import ConstraintError, LookaheadError, first_line
+from lookahead.job.params import RowError, Tools, check_text
 
 if TYPE_CHECKING:
     from lookahead.decode.engine import Generation
@@ -28,20 +29,6 @@ KEYS = ("tools", "tool_choice", "parallel_tool_calls")  # of a chat's body
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # as OpenAI has it
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOL = '{"type": "function", "function": {"name", "description", "parameters"}}'
-
-
-@dataclasses.dataclass(frozen=True)
-class Tools:
-    """What an answer may call. listed: for the chat template. schemas: of the arguments of each function that may be called.
-
-    required: the answer is a call. several: it may hold more than one. strict: arguments are as their schemas.
-    """
-
-    listed: list[dict[str, Any]]
-    schemas: dict[str, dict[str, Any]]
-    required: bool
-    several: bool
-    strict: bool
 
 
 def tools_of(body: dict[str, Any]) -> Tools | None:
@@ -178,6 +165,11 @@ def check_template(tokenizer: Any, tools: Tools | None, messages: list[dict[str,
         raise LookaheadError('the chat template does not show "tools": take a model that has them, or leave them out.')
     if tools and form_of(tokenizer, tools) is None and not has_template(tokenizer):
         raise LookaheadError(f"{UNKNOWN}, and the tokenizer has no response template to read them with.")
+    if tools and has_template(tokenizer):
+        try:
+            tokenizer.get_response_parser(prefix="")
+        except Exception as error:  # of what it is made of
+            raise LookaheadError(f"the tokenizer's response template cannot be used ({first_line(error)}).") from error
 
 
 def has_template(tokenizer: Any) -> bool:
@@ -198,12 +190,20 @@ def constrained(sampling: Sampling, tools: Tools, tokenizer: Any) -> Sampling:
     form = form_of(tokenizer, tools)
     if form is None:
         raise LookaheadError(f'{UNKNOWN}, so that "tool_choice", "strict" and "response_format" cannot constrain them.')
-    constraint = Constraint("grammar", _grammar(form, tools, None if tools.required else own, tokenizer))
+    for name, schema in tools.schemas.items():
+        if problem := _problem_of(json.dumps(schema)):
+            raise LookaheadError(f'"tools": the parameters of {name} cannot be a constraint ({problem}).')
+    grammar = _grammar(form, tools, None if tools.required else own, tokenizer)
+    return dataclasses.replace(sampling, constraint=Constraint("grammar", grammar))
+
+
+@functools.lru_cache(maxsize=1024)
+def _problem_of(schema: str) -> str:
     try:
-        constraint.check()
+        Constraint("json_schema", schema).check()
     except ConstraintError as error:
-        raise LookaheadError(f'"tools": their parameters cannot be a constraint ({str(error).rstrip(".")}).') from error
-    return dataclasses.replace(sampling, constraint=constraint)
+        return str(error).rstrip(".")
+    return ""
 
 
 def _grammar(form: Form, tools: Tools, own: Constraint | None, tokenizer: Any) -> str:

@@ -270,6 +270,7 @@ def test_stop_text_ends_the_answer_before_calls_are_read():
 
 RESPONSE = {  # as in transformers for Qwen 3.5
     "defaults": {"role": "assistant"},
+    "start_anchor": "\n",
     "fields": {
         "thinking": {"open": "<think>", "close": "</think>", "content": "text"},
         "tool_calls": {
@@ -296,6 +297,10 @@ def test_tokenizer_with_a_response_template_reads_the_answer(job):
     assert message is not None
     assert (message["content"], message["reasoning_content"]) == ("I look.", "Hm.")
     assert [call["function"] for call in message["tool_calls"]] == [{"name": "count_apples", "arguments": '{"basket": 7}'}]
+    tokenizer.response_template = {"fields": {}}
+    (broken,) = job([line(ASKED)], tokenizer)
+    assert "response template cannot be used" in error_of(broken.row)["message"]
+    tokenizer.response_template = RESPONSE
     auto, required = job([line(ASKED, "a"), line({**ASKED, "tool_choice": "required"}, "b")], tokenizer)
     assert choice_of(auto).finish_reason in ("stop", "length")
     assert '"tool_choice"' in error_of(required.row)["message"]
@@ -386,7 +391,10 @@ def test_response_format_is_of_answers_without_calls():
     ("body", "saying"),
     [
         ({"regex": "[0-9]+"}, "only a JSON schema goes with tools"),
-        ({"tools": function(parameters={"properties": {"a": {"not": {}}}}), "tool_choice": "required"}, "parameters"),
+        (
+            {"tools": function(parameters={"properties": {"a": {"not": {}}}}), "tool_choice": "required"},
+            "parameters of f cannot be",
+        ),
     ],
 )
 def test_constraint_that_cannot_be_kept_with_tools_is_an_error(body, saying):
