@@ -134,14 +134,15 @@ MISTRAL = Form(
 )
 MISTRAL_ARGS = Form(
     *("[TOOL_CALLS]", "NAME[ARGS]", "", "[TOOL_CALLS]", ""),
-    re.compile(r"\[TOOL_CALLS\]\s*(?P<name>[\w-]+)\[ARGS\]\s*(?P<json>\{.*?\})\s*(?=\[TOOL_CALLS\]|\Z)", re.DOTALL),
+    re.compile(
+        r"\[TOOL_CALLS\]\s*(?P<name>[\w-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?P<json>\{.*?\})\s*(?=\[TOOL_CALLS\]|\Z)", re.DOTALL
+    ),
 )
 FORMS = (  # the first all of whose texts stand in the chat template, and none of the OTHERS
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_ARGS),
     (("[TOOL_CALLS]",), MISTRAL),
     (("<tool_call>",), HERMES),
-    (("<|python_tag|>",), LLAMA),
-    (('"parameters": ',), LLAMA),
+    (('{"name": function name, "parameters"',), LLAMA),
 )
 OTHERS = ("<function=", "<arg_key>", "<|tool_call>")
 REASONING = ("reasoning_content", "thinking")  # names in response templates
@@ -173,7 +174,7 @@ def check_template(tokenizer: Any, tools: Tools | None, messages: list[dict[str,
 
 
 def has_template(tokenizer: Any) -> bool:
-    """It has one for answers."""
+    """It has a response template."""
     return bool(getattr(tokenizer, "response_template", None))
 
 

@@ -46,7 +46,8 @@ QWEN = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}
 {% endfor %}"""
-LLAMA = """{% for tool in tools or [] %}{{ tool | tojson(indent=4) }}{% endfor %}{% for m in messages %}
+LLAMA = """{{ 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}
+{% for tool in tools or [] %}{{ tool | tojson(indent=4) }}{% endfor %}{% for m in messages %}
 {% if m.tool_calls %}{% set call = m.tool_calls[0].function %}{{ '{"name": "' + call.name + '", ' }}
 {{ '"parameters": ' }}{{ call.arguments | tojson }}}{% else %}{{ m.role + ": " + m.content }}{% endif %}{% endfor %}"""
 NEMO = """{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}
@@ -222,6 +223,7 @@ BOTH = [("get_weather", '{"city": "Köln"}'), ("count_apples", "{}")]
         ("llama", f"<|python_tag|>{{{ONE}}}", None, 1),
         ("mistral", f"[TOOL_CALLS] [{{{ONE}}}, {{{OTHER}}}]", None, 2),
         ("mistral", f"I look.[TOOL_CALLS][{{{ONE}}}]", "I look.", 1),
+        ("mistral args", '[TOOL_CALLS]get_weather[CALL_ID]D681PevKs[ARGS]{"city": "Köln"}', None, 1),
         ("mistral args", '[TOOL_CALLS]get_weather[ARGS]{"city": "Köln"}[TOOL_CALLS]count_apples[ARGS]{}', None, 2),
     ],
 )
