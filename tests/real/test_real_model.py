@@ -7,8 +7,10 @@ import copy
 import itertools
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
@@ -18,6 +20,8 @@ from lookahead.draft.options import DraftOptions
 from lookahead.forward.target import TargetModel
 from lookahead.models.exact import batch_invariance_violation
 from tests.conftest import selects_deep
+from tests.job.test_openai import line
+from tests.job.test_tools import ASKED, NAMED, QWEN, SCHEMAS
 from tests.models.test_probe import check_mutants
 from tests.support.cli import write_jsonl
 from tests.support.depth import deep
@@ -160,3 +164,28 @@ def test_demo_is_faster_than_plain_decoding(cli):
     assert result.code == 0, result.err
     verdict = re.search(r"3/3 outputs identical, ([0-9.]+) times the speed of plain decoding", " ".join(result.out.split()))
     assert float(verdict[1]) >= 1.1
+
+
+@pytest.mark.deep
+def test_functions_are_called_as_asked_in_a_quarter_of_the_steps(folder, cli, tmp_path):
+    """With the chat template of a model that has tools: this one's has none."""
+    model, outputs, steps = tmp_path / "model", [], []
+    model.mkdir()
+    for file in Path(folder).iterdir():
+        (model / file.name).symlink_to(file)
+    (model / "chat_template.jinja").unlink()
+    (model / "chat_template.jinja").write_text(QWEN + "assistant: ")
+    cities = ("Paris", "Rome", "Oslo", "Tokyo")
+    rows = [{**ASKED, "messages": [{"role": "user", "content": f"How warm is it in {city}?"}]} for city in cities]
+    source = write_jsonl(tmp_path / "in.jsonl", [line({**row, "tool_choice": NAMED}, n) for n, row in enumerate(rows)])
+    for number, more in enumerate((("--strategy", "off"), ("--decoding-length", 32))):
+        out = tmp_path / f"{number}.jsonl"
+        assert cli("generate", "--model", model, "--input", source, "-o", out, "--batch-size", 1, *more, "--quiet").code == 0
+        outputs.append([json.loads(text)["response"]["body"]["choices"] for text in out.read_text("utf-8").splitlines()])
+        steps.append(json.loads(cli("report", out, "--json").out)["steps"])
+    assert outputs[0] == outputs[1]
+    assert steps[1] < steps[0] / 4
+    called = [choices[0]["message"]["tool_calls"][0]["function"] for choices in outputs[0]]
+    assert [city for city, call in zip(cities, called, strict=True) if city in call["arguments"]] == [*cities]
+    for call in called:
+        jsonschema.validate(json.loads(call["arguments"]), SCHEMAS[call["name"]])
