@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from lookahead.errors import ConstraintError, UsageError
 from lookahead.job.fields import RowFields, keep_of, template_of
 from lookahead.job.inputs import Shard
 from lookahead.job.progress import labels_of
-from lookahead.job.spec import OPTIONS, SESSION_TOKENS, Constraints, JobSpec, SamplingOptions
+from lookahead.job.spec import HISTORY_TOKENS, OPTIONS, SESSION_TOKENS, Constraints, JobSpec, SamplingOptions
 from lookahead.options import typed
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class JobPlan:
 def plan_of(spec: JobSpec) -> JobPlan:
     """Raises UsageError for options that are missing, wrong or do not go together, LookaheadError for files that are."""
     model = _check(spec)
+    spec = _with_history(spec)
     io, drafting = spec.io, spec.drafting
     learned = SESSION_TOKENS if drafting.session_tokens is None else drafting.session_tokens
     lengths = drafting.decoding_length, drafting.branch_length
@@ -130,14 +132,29 @@ def _check(spec: JobSpec) -> str:
     token_id_lists(spec.sampling.bad_words_ids)
     biases(spec.sampling.logit_bias)
     check_engine(spec)
-    unnamed = drafting.source_name is not None and drafting.save_trie is None
+    unnamed = drafting.source_name is not None and drafting.save_trie is None and drafting.history is None
+    limits_nothing = drafting.history_tokens != HISTORY_TOKENS and not drafting.history
     forgets = not drafting.learn and drafting.session_tokens is not None
     _refuse(
         (io.order not in ("input", "completion"), f"--order {io.order}: choose input or completion."),
         (unnamed, "--source-name names the outputs in --save-trie FILE: give that file."),
+        (drafting.history and drafting.save_trie, "--history saves the outputs: leave --save-trie out."),
+        (limits_nothing, "--history-tokens limits --history FILE: name that file."),
         (forgets, "--no-learn remembers no answers: leave --session-tokens out."),
     )
     return model.name
+
+
+def _with_history(spec: JobSpec) -> JobSpec:
+    """--history FILE is --save-trie FILE, by default with the time as --source-name, and --trie FILE where there is one."""
+    drafting = spec.drafting
+    if not drafting.history:
+        return spec
+    known = [drafting.history] if Path(drafting.history).exists() and drafting.history not in (drafting.trie or ()) else []
+    name = drafting.source_name or time.strftime("%Y-%m-%d %H:%M:%S")
+    tries = [*(drafting.trie or ()), *known]
+    drafting = dataclasses.replace(drafting, trie=tries, save_trie=drafting.history, source_name=name)
+    return dataclasses.replace(spec, drafting=drafting)
 
 
 def _refuse(*problems: tuple[Any, str]) -> None:

@@ -17,6 +17,7 @@ from lookahead.models.options import ModelOptions
 from lookahead.options import Option, OptionGroup, declared, option
 
 SESSION_TOKENS = 4_000_000
+HISTORY_TOKENS = 20_000_000
 PREFILL_CHUNK = 512
 MOST_WORKERS = 1024
 
@@ -117,6 +118,14 @@ class Drafting(OptionGroup):
         flags=("--recycle/--no-recycle",),
     )
     price: float = option(0.0, "Draft only tokens with at least this probability of being accepted.", "P", least=0, most=1)
+    history: str | None = option(
+        None,
+        "Trie of this job's earlier runs: draft from it, and add the answers of this run at the end. The first run makes it.",
+        "FILE",
+    )
+    history_tokens: int = option(
+        HISTORY_TOKENS, "With --history: maximum tokens to keep, 9 bytes each; the oldest runs leave first.", "N", least=1
+    )
     save_trie: str | None = option(
         None,
         "Save this job's outputs as a trie, so that the next job starts warm; they are added to a trie that exists.",

@@ -26,6 +26,7 @@ REASONS = {
     "torchrun": "torchrun",
     "vLLM": "vllm",
     "SGLang": "sglang",
+    "TRL": "trl",
     "GPU": "cuda",
     "minutes": "bench",
     "rewrites a sample": "-o samples/",
