@@ -50,3 +50,11 @@ def _escaped(character: str) -> str:
     return {"\t": "\\t", "\r": "\\r"}.get(character) or (
         f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
     )
+
+
+def duration(seconds: float) -> str:
+    """3725 -> "1 h 2 min", 65 -> "1 min 5 s", 2.5 -> "2.5 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

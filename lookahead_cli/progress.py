@@ -11,11 +11,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lookahead.job.events import BenchEvents, Events, JobEvents
+from lookahead.printable import duration
 from lookahead_cli import logs, render
 from lookahead_cli.explain import Explainer
 
@@ -160,6 +161,7 @@ def line(progress: JobProgress, on_stderr: bool = True) -> None:
 
 def table(report: JobReport, on_stderr: bool = True) -> None:
     """Print what the job came to: on stderr and in the log file; or there alone."""
+    from lookahead.job.progress import why_no_drafts
     from lookahead.job.record import shown_edl
 
     totals, run = report.totals, report.run
@@ -188,18 +190,6 @@ def _shared_prompts(report: JobReport) -> str:
     return f"{report.run.prompt_tokens:,} tokens, {count:,} of them computed for other rows before" if count else ""
 
 
-def why_no_drafts(used: Mapping[str, Any]) -> str:
-    """Why most steps had no drafts, and what to do; "" where they had."""
-    if not (share := used.get("steps_without_drafts")):
-        return ""
-    rows, cost = used["rows_at_once"], used["cost_of_16_draft_tokens"]
-    reason = "too few would be accepted for what they cost"
-    if cost:
-        reason += f": 16 draft tokens in a forward of {rows} row{'s' if rows > 1 else ''} take it to {cost:.1f} times"
-    fewer = "fewer rows at once make a draft cheaper (compare with lookahead bench --batch-size 1), and " if rows > 1 else ""
-    return f"in {share:.0%} of the steps: {reason}; {fewer}a --trie of such texts makes more be accepted"
-
-
 def _over_plain(report: JobReport) -> str:
     """The speedup, and that with loading where it is another."""
     speedup, loading = report.speedup, report.loading_seconds
@@ -208,11 +198,3 @@ def _over_plain(report: JobReport) -> str:
     if not speedup.is_measured or loading < 0.05 * report.seconds:
         return f", {speedup}"
     return f", {speedup} ({speedup.with_loading(loading):.2f}x with loading)"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> "1 h 2 min", 65 -> "1 min 5 s", 2.5 -> "2.5 s"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -64,10 +64,6 @@ err = _Console(stderr=True)
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are shown of all
 PAGE_WIDTH = 160  # characters of a line
-PAGE_STYLE = (
-    ":root { color-scheme: light dark } body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem; font-family: system-ui } "
-    "pre { overflow-x: auto } svg { max-width: 100%; height: auto }"
-)
 
 Result = TypeVar("Result")
 
@@ -112,13 +108,12 @@ def on_page(title: str, figures: Iterable[tuple[str, Any]] = ()) -> Iterator[Cal
     page = out
 
     def html() -> str:
+        from lookahead.bench.page import html_page
         from lookahead.bench.plot import as_svg
 
         text = page.export_html(code_format="{code}", inline_styles=True)
         drawn = (f"<h2>{escape(name)}</h2>\n{as_svg(each, f'f{n}')}" for n, (name, each) in enumerate(figures))
-        head = f'<meta charset="utf-8"><title>{escape(title)}</title>\n<style>{PAGE_STYLE}</style>'
-        body = "\n".join([f"<pre>{text}</pre>", *drawn])
-        return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+        return html_page(title, "\n".join([f"<pre>{text}</pre>", *drawn]))
 
     try:
         yield html

@@ -6,8 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from lookahead.errors import UsageError
 from lookahead.options import OptionGroup, option
 from lookahead_cli import render
@@ -27,10 +25,8 @@ class ReportOptions(OptionGroup):
 
 
 @with_groups
-def command(
-    context: typer.Context, options: Annotated[ReportOptions, Some()], common: Annotated[Common, Some("overwrite json config")]
-) -> None:
-    """Report what drafts contributed to a job: EDL by row, source, prompt length and time. Does not change the job.
+def command(options: Annotated[ReportOptions, Some()], common: Annotated[Common, Some("overwrite json config")]) -> None:
+    """Report what drafts contributed to a job: speed over time, EDL by source and row length. Does not change the job.
 
     Example: lookahead report out.jsonl -o report.html --plot report.png
 
@@ -48,16 +44,14 @@ def command(
     common.check([Output("-o", options.out, PAGE), Output("--plot", options.plot, PICTURE)], [reads])
     record = read_record(options.output)
     if options.plot or options.out:
+        from lookahead.bench.page import job_page
         from lookahead.bench.plot import save_figure
         from lookahead.bench.report import job_figure
 
         if options.plot:
             save_figure(job_figure(record), options.plot)
         if options.out:
-            with render.on_page(f"lookahead report: {record.name}", [("Figures", job_figure(record, False))]) as page:
-                _print(record)
-                render.facts([("model", record.model or "-"), ("command", context.obj)])
-                html = page()
+            html = job_page(record)
             with replacing(options.out, "w") as file:
                 file.write(html)
     if common.json:
@@ -73,5 +67,5 @@ def _print(record: JobRecord) -> None:
     render.out.print(title_of(record))
     if record.latest_run:
         render.out.print(record.latest_run)
-    for title, columns, rows in tables(record):
-        render.table(title, columns, rows)
+    for table in tables(record).values():
+        render.table(table.title, table.columns, table.rows, table.left)

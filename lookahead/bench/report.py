@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lookahead.bench.plot import BLUE, GREY, INK, bare, comparison_figure, drawing, from_zero, head, shades, sweep_figure
-from lookahead.job.record import JobRecord, Part, title_of
+from lookahead.job.record import JobRecord, Part, RowRecord, name_of, title_of
 from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
@@ -82,45 +81,142 @@ def _shown(comparison: Comparison) -> list[Run]:
 SOURCE_COLOURS = ("#2a6fdb", "#e08a1e", "#2fa36b", "#a05cc8", "#d0492f", "#4bb4c4", "#8c8c8c")
 WINDOW = 20  # rows of the line through the rows' EDL, or a twentieth of them if that is more
 MANY = 2000  # rows beyond which points are small
+PARTS_OF_TIME, MOST_POINTS = 24, 100  # of a job, as bars and along a line
+NAMED, NAME_LENGTH = 3, 24  # slowest rows whose ids are drawn, and characters of these
+
+Panels = dict[str, list[tuple[str, Callable[[Any, JobRecord], None]]]]
 
 
-def job_figure(record: JobRecord, titled: bool = True) -> Any:
-    """EDL of each row as it was completed, how many rows have which, by prompt length, and whose drafts were accepted."""
+def panels(record: JobRecord) -> Panels:
+    """What there is to draw about a job, on an axis each, by what it is about: (title, draw)."""
+    drafts = record.totals.draft_tokens > 0
+    timed, slowest = _timed(record) and record.totals.tokens > 0, record.slowest()
+    of: Panels = {"time": [], "sources": [], "drafts": [], "lengths": []}
+    if record.speedup_over_time:
+        of["time"].append(("Speedup over plain decoding, so far in each run", _draw_speedup))
+    if timed:
+        of["time"].append(("Tokens of answers", _draw_tokens))
+    if record.totals.accepted_tokens:
+        of["sources"].append(("Accepted tokens per step, by source", _draw_sources))
+    if drafts:
+        of["drafts"] += [("EDL of each row", _draw_rows), ("Draft tokens that were accepted", _draw_accepted)]
+    if drafts and record.totals.steps:
+        of["lengths"] += [("EDL by prompt length", _draw_prompts), ("EDL by answer length", _draw_answers)]
+    if slowest:
+        of["lengths"].append(("Seconds of each row, by prompt length", _draw_seconds_by_prompt))
+        of["lengths"].append(("Seconds of each row, by answer length", _draw_seconds_by_answer))
+    return of
+
+
+def job_figure(record: JobRecord) -> Any:
+    """All panels of a job in one figure."""
     pyplot = drawing()
-    figure, ((by_row, spread), (by_length, by_source)) = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    _draw_rows(by_row, record)
-    found = [row.edl for row in record.rows if row.edl is not None]
-    spread.hist(found, bins=min(40, max(5, len(found) // 5)), color=BLUE)
-    spread.set(xlabel="EDL of a row", ylabel="rows")
-    parts = record.by_prompt_length()
-    bars = by_length.bar([part.name.replace(" to ", "-") for part in parts], [part.counts.edl for part in parts], color=BLUE)
-    by_length.bar_label(bars, [f"{part.counts.edl:.2f}\n{part.rows:,} rows" for part in parts], padding=2, fontsize=8)
-    by_length.margins(y=0.2)
-    by_length.tick_params(axis="x", labelsize=8, rotation=30 if len(parts) > 5 else 0)
-    by_length.set(xlabel="prompt length (tokens)", ylabel="EDL")
-    _draw_sources(by_source, record.by_time())
-    for axis in (by_row, spread, by_length, by_source):
-        bare(axis)
-    if titled:
-        head(figure, title_of(record))
+    drawn = [panel for some in panels(record).values() for panel in some]
+    lines = max(1, (len(drawn) + 1) // 2)
+    figure, axes = pyplot.subplots(lines, 2, figsize=(11, 3.4 * lines), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(drawn) :]:
+        axis.axis("off")
+    for axis, panel in zip(axes.flat, drawn, strict=False):
+        _draw_panel(axis, record, *panel)
+    head(figure, title_of(record))
     return figure
+
+
+def panel_figure(record: JobRecord, draw: Callable[[Any, JobRecord], None]) -> Any:
+    """One panel, small enough for a narrow page."""
+    figure, axis = drawing().subplots(figsize=(5.2, 3), layout="constrained")
+    _draw_panel(axis, record, "", draw)
+    return figure
+
+
+def _draw_panel(axis: Any, record: JobRecord, title: str, draw: Callable[[Any, JobRecord], None]) -> None:
+    draw(axis, record)
+    axis.set_title(title, loc="left", fontsize=10, color=INK)
+    bare(axis)
+
+
+def _draw_speedup(axis: Any, record: JobRecord) -> None:
+    for number, points in enumerate(record.speedup_over_time):
+        seconds, low, high = (np.array(values) for values in zip(*points, strict=True))
+        label = "two standard deviations" if not number else None
+        axis.fill_between(seconds, low, high, color=BLUE, alpha=0.3, linewidth=0, label=label)
+        axis.plot(seconds, (low + high) / 2, ".-" if len(points) < WINDOW else "-", color=BLUE, linewidth=1.8)
+    axis.axhline(1, color=GREY, linestyle="--", linewidth=1, label="plain decoding")
+    axis.set(xlabel="seconds of answering", ylabel="times as fast")
+    from_zero(axis)
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _draw_tokens(axis: Any, record: JobRecord) -> None:
+    """Tokens so far, whose slope is the speed. Those of a row count when it is written, which may be after later rows end."""
+    parts = record.by_time(MOST_POINTS)
+    tokens = np.cumsum([part.counts.tokens for part in parts])
+    axis.plot([0, *(part.ended for part in parts)], [0, *tokens], color=BLUE, linewidth=1.8)
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.set(xlabel="seconds of answering", ylabel="tokens so far")
+    from_zero(axis)
+
+
+def _draw_accepted(axis: Any, record: JobRecord) -> None:
+    _steps(axis, record, lambda part: 100 * part.counts.accepted_tokens / max(1, part.counts.draft_tokens))
+    axis.set(ylabel="accepted (% of draft tokens)")
+
+
+def _draw_prompts(axis: Any, record: JobRecord) -> None:
+    _draw_lengths(axis, record.by_prompt_length(), "prompt length (tokens)")
+
+
+def _draw_answers(axis: Any, record: JobRecord) -> None:
+    _draw_lengths(axis, record.by_answer_length(), "answer length (tokens)")
+
+
+def _draw_lengths(axis: Any, parts: Sequence[Part], along: str) -> None:
+    bars = axis.bar([part.name.replace(" to ", "-") for part in parts], [part.counts.edl for part in parts], color=BLUE)
+    many = len(parts) > 5
+    rows = ["" if many else f"\n{part.rows:,} row{'s' * (part.rows > 1)}" for part in parts]
+    axis.bar_label(bars, [f"{bar:.2f}{row}" for bar, row in zip(bars.datavalues, rows, strict=True)], padding=2, fontsize=8)
+    axis.margins(y=0.25)
+    axis.tick_params(axis="x", labelsize=8, rotation=30 if many else 0)
+    axis.set(xlabel=along, ylabel="EDL")
+
+
+def _draw_seconds_by_prompt(axis: Any, record: JobRecord) -> None:
+    """Also names the slowest rows: answers often have one length, so that names would be on top of each other there."""
+    _draw_seconds(axis, record, "prompt", lambda row: row.counts.prompt_tokens)
+    for row in record.slowest(NAMED):
+        at = row.counts.prompt_tokens, row.seconds
+        name = (name_of(row) or f"row {row.number}")[:NAME_LENGTH]
+        axis.annotate(name, at, (-5, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
+
+
+def _draw_seconds_by_answer(axis: Any, record: JobRecord) -> None:
+    _draw_seconds(axis, record, "answer", lambda row: row.counts.tokens)
+
+
+def _draw_seconds(axis: Any, record: JobRecord, along: str, tokens_of: Callable[[RowRecord], int]) -> None:
+    rows = [row for row in record.rows if row.seconds is not None and row.counts.steps]
+    _points(axis, [tokens_of(row) for row in rows], [row.seconds for row in rows], BLUE)
+    axis.set(xlabel=f"{along} length (tokens)", ylabel="seconds of a row")
+    from_zero(axis)
 
 
 def _draw_rows(axis: Any, record: JobRecord) -> None:
     rows = [(number, row) for number, row in enumerate(record.rows, 1) if row.edl is not None]
-    timed = bool(rows) and rows[-1][1].ended is not None
+    timed = _timed(record)
     along = [row.ended if timed else number for number, row in rows]
-    many = len(rows) > MANY  # then as pixels: a page with each as a shape of its own takes long to show
-    axis.plot(
-        along, [row.edl for _, row in rows], ".", color=GREY, markersize=1.5 if many else 4, label="a row", rasterized=many
-    )  # fmt: skip
+    _points(axis, along, [row.edl for _, row in rows], GREY, "a row")
     window = max(WINDOW, len(rows) // 20)
     tokens = _over_window([row.counts.tokens - row.counts.first_tokens for _, row in rows], window)
     steps = _over_window([row.counts.steps for _, row in rows], window)
     axis.plot(along, tokens / np.maximum(1, steps), color=BLUE, linewidth=1.8, label=f"{window} rows together")
-    axis.set(xlabel="seconds of answering" if timed else "rows", ylabel="EDL")
+    axis.set(xlabel=_along(record), ylabel="EDL")
     from_zero(axis)
     axis.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _points(axis: Any, along: Sequence[Any], values: Sequence[Any], colour: str, label: str | None = None) -> None:
+    many = len(values) > MANY  # then as pixels: a page with each as a shape of its own takes long to show
+    axis.plot(along, values, ".", color=colour, markersize=1.5 if many else 4, label=label, rasterized=many)
 
 
 def _over_window(values: Sequence[int], window: int) -> np.ndarray:
@@ -130,21 +226,38 @@ def _over_window(values: Sequence[int], window: int) -> np.ndarray:
     return sums[ends] - sums[np.maximum(0, ends - window)]
 
 
-def _draw_sources(axis: Any, parts: Sequence[Part]) -> None:
+def _draw_sources(axis: Any, record: JobRecord) -> None:
     """Tokens gained per step by who drafted them, in parts of the job; what is left to 1 is the model's own."""
-    counts = [part.counts.accepted_by_source for part in parts]
-    names = [name for name, _ in sum(counts, Counter[str]()).most_common()]
+    names = [name for name, _ in record.totals.accepted_by_source.most_common()]
     shown, others = names[: len(SOURCE_COLOURS) - 1], names[len(SOURCE_COLOURS) - 1 :]
-    below = [0.0] * len(parts)
-    for name, colour in zip([*shown, *(["others"] if others else [])], SOURCE_COLOURS, strict=False):
-        members = others if name == "others" else [name]
-        gained = []
-        for count, part in zip(counts, parts, strict=True):
-            gained.append(sum(count[member] for member in members) / max(1, part.counts.steps))
-        axis.bar(range(len(parts)), gained, bottom=below, color=colour, label=in_one_line(name), width=0.85)
-        below = [low + more for low, more in zip(below, gained, strict=True)]
-    axis.set_xticks(range(len(parts)), [part.name.replace(" to ", "-") for part in parts], rotation=30, fontsize=8)
-    axis.set(xlabel="rows, as they were completed", ylabel="accepted tokens per step")
+    groups = {**{name: [name] for name in shown}, **({"others": others} if others else {})}
+    below: Any = 0
+    for (name, members), colour in zip(groups.items(), SOURCE_COLOURS, strict=False):
+
+        def gained(part: Part, members: Sequence[str] = members) -> float:
+            return sum(part.counts.accepted_by_source[member] for member in members) / max(1, part.counts.steps)
+
+        below = _steps(axis, record, gained, below, colour, in_one_line(name))
+    axis.set(ylabel="accepted tokens per step")
     axis.margins(y=0.1)
-    if names:
-        axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), labelcolor=INK)
+    axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, labelcolor=INK, borderpad=0)
+
+
+def _steps(
+    axis: Any, record: JobRecord, value: Callable[[Part], float], below: Any = 0, colour: str = BLUE, label: str | None = None
+) -> np.ndarray:
+    """Draw a value of each part of the job, on top of what is `below`; returns the top."""
+    parts = record.by_time(PARTS_OF_TIME)
+    ends = [part.ended for part in parts] if _timed(record) else np.cumsum([part.rows for part in parts])
+    top = np.array([value(part) for part in parts]) + below
+    axis.stairs(top, [0, *ends], baseline=below, fill=True, color=colour, label=label, alpha=0.85)
+    axis.set(xlabel=_along(record))
+    return top
+
+
+def _timed(record: JobRecord) -> bool:
+    return bool(record.rows and record.rows[-1].ended)
+
+
+def _along(record: JobRecord) -> str:
+    return "seconds of answering" if _timed(record) else "rows, as they were completed"

@@ -44,7 +44,9 @@ COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "a
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRow:
-    """A row to be written. error: the type of its error, or "". emitted: of each sample, the last prompt ids and answer."""
+    """A row to be written. error: the type of its error, or "". emitted: of each sample, the last prompt ids and answer.
+    seconds: from its first step to its last.
+    """
 
     number: int
     fingerprint: bytes
@@ -52,6 +54,7 @@ class FinishedRow:
     counts: JobTotals
     error: str = ""
     emitted: Sequence[tuple[list[int], list[int]]] = ()
+    seconds: float | None = None
 
 
 @dataclasses.dataclass
@@ -211,6 +214,7 @@ class Journal(AnswerStore):
             "error": ended.error,
             **{name: getattr(ended.counts, name) for name in COUNTS},
             "accepted_by_source": ended.counts.accepted_by_source,
+            "row_seconds": ended.seconds,
         }
         try:
             if self._learned is not None:

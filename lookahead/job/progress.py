@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lookahead.decode.engine import Clock, Generation
 
 
+MOST_POINTS = 128  # of the speedup over the time of a run
 LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -155,6 +156,8 @@ class JobProgress:
         self.before.merge(totals)
         self.began = time.monotonic()
         self._due: dict[Callable[[], None], tuple[float, float]] = {}  # when each is, and its interval
+        self.speedup_over_time: list[tuple[float, float, float]] = []  # of this run: (seconds, low, high)
+        self._point_seconds = 1.0  # between two of these, at least
         self._metrics_failed = False
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
@@ -166,6 +169,18 @@ class JobProgress:
             if now >= due:
                 act()
                 self._due[act] = time.monotonic() + seconds, seconds
+
+    def note_speedup(self) -> None:
+        """Keep the speedup so far, if it is measured. Each time there are MOST_POINTS, every other one is dropped."""
+        seconds, points = self.seconds, self.speedup_over_time
+        if points and seconds < points[-1][0] + self._point_seconds:
+            return
+        if (found := self.speedup) and found.is_measured:
+            low, high = found.bounds
+            points.append((round(seconds, 2), round(low, 3), round(high, 3)))
+        if len(points) == MOST_POINTS:
+            del points[::2]
+            self._point_seconds *= 2
 
     @property
     def run(self) -> JobTotals:
@@ -248,3 +263,15 @@ def clocked(of: JobProgress | JobReport) -> dict[str, Any]:
     counts = {"run_rows": of.run.rows, "run_tokens": of.run.tokens, "run_seconds": round(of.seconds, 3)}
     speedup = {} if of.speedup is None else of.speedup.as_json()
     return {**counts, "loading_seconds": round(of.loading_seconds, 3), **speedup}
+
+
+def why_no_drafts(used: Mapping[str, Any]) -> str:
+    """Why most steps had no drafts, and what to do; "" where they had."""
+    if not (share := used.get("steps_without_drafts")):
+        return ""
+    rows, cost = used["rows_at_once"], used["cost_of_16_draft_tokens"]
+    reason = "too few would be accepted for what they cost"
+    if cost:
+        reason += f": 16 draft tokens in a forward of {rows} row{'s' if rows > 1 else ''} take it to {cost:.1f} times"
+    fewer = "fewer rows at once make a draft cheaper (compare with lookahead bench --batch-size 1), and " if rows > 1 else ""
+    return f"in {share:.0%} of the steps: {reason}; {fewer}a --trie of such texts makes more be accepted"

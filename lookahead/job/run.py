@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lookahead.job.engines import Answering
     from lookahead.job.runner import JobOptions
 
-METRICS_SECONDS, SAVE_SECONDS = 5.0, 10.0
+POINT_SECONDS, METRICS_SECONDS, SAVE_SECONDS = 1.0, 5.0, 10.0
 
 
 def run_job(spec: JobSpec, events: JobEvents | None = None, config: str | None = None) -> JobReport:
@@ -187,16 +187,28 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     progress = JobProgress(output.totals, rows, *of_engine, time.monotonic() - opened.began, plan.labels)
     metrics = spec.reporting.metrics
     write_metrics = functools.partial(progress.write_metrics, Path(metrics), events.notice) if metrics else lambda: None
+
+    def note_run() -> None:
+        """What the clock gives for this run, for the manifest."""
+        progress.note_speedup()
+        if opened.manifest and answering:
+            points = {"speedup_over_time": progress.speedup_over_time} if progress.speedup_over_time else {}
+            opened.manifest.runs[-1].update({**clocked(progress), **points, "used": answering.used()})
+
+    def save() -> None:
+        note_run()
+        output.save()
+
     with output, events.running(progress):
-        progress.every(SAVE_SECONDS, output.save)
+        progress.every(POINT_SECONDS, progress.note_speedup)
+        progress.every(SAVE_SECONDS, save)
         progress.every(METRICS_SECONDS, write_metrics)
         write_metrics()
         if answering and opened.first:
             answering.run(chain([opened.first], opened.others), options, output.write, stop)
         write_metrics()
         stopped = events.stopped()
-        if opened.manifest and answering:
-            opened.manifest.runs[-1].update(clocked(progress))
+        note_run()
         if drafting.save_trie is not None and answering and (not stopped or isinstance(output, Stream)):
             source, resources = drafting.source_name or OUTPUTS, BuildResources(notice=events.notice)
             save_learned(output, drafting.save_trie, answering.identity, plan.model, resources, source)

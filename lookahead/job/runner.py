@@ -254,6 +254,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     counts = JobTotals(rows=1, prompt_tokens=sum(map(len, answer.prompts)))
     for generation in answer.generations:
         counts.add(generation)
+    seconds = round(max(generation.seconds for generation in answer.generations), 4)
     texts = [None if tokenizer is None else generation.text(tokenizer) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
@@ -276,7 +277,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
             **{name: getattr(counts, name) for name in ("steps", "draft_tokens", "accepted_tokens")},
             "edl": counts.rounded_edl,
             "accepted_by_source": dict(counts.accepted_by_source),
-            "seconds": round(max(generation.seconds for generation in answer.generations), 4),
+            "seconds": seconds,
             **({"samples": samples} if len(samples) > 1 else {}),
         }
     row.update(answer.request.kept)
@@ -286,7 +287,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
         row |= {} if messages is None else {"messages": messages_of(messages) or messages}
         row |= {name: value for name in names if (value := getattr(answer.request, name)) is not None}
     emitted = [(generation.prompt_ids[-LEFT_CONTEXT:], generation.token_ids) for generation in answer.generations]
-    return FinishedRow(answer.request.number, answer.request.fingerprint, row, counts, emitted=emitted)
+    return FinishedRow(answer.request.number, answer.request.fingerprint, row, counts, emitted=emitted, seconds=seconds)
 
 
 def _sample(generation: Generation, text: str | None, options: JobOptions, logprobs: LogprobsOf) -> dict[str, Any]:

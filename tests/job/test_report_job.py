@@ -1,7 +1,17 @@
 """lookahead report: what drafts brought to a job, by its journal or its rows."""
 
+import itertools
+import json
+import re
+import time
+from html import unescape
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from lookahead.budget.speedup import Speedup
+from lookahead.job.progress import MOST_POINTS, JobProgress, JobTotals
 from lookahead.job.record import read_record
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, PROMPTS
@@ -14,7 +24,34 @@ def entry(row: int, prompt: int = 20, tokens: int = 11, steps: int = 5, error: s
         "row": row, "input": "00", "output": "00", "error": error, "prompt_tokens": 0 if error else prompt,
         "tokens": 0 if error else tokens, "first_tokens": int(not error), "steps": 0 if error else steps, "draft_tokens": 9,
         "accepted_tokens": 0 if error else tokens - 1 - steps, "seconds": 2.0, "accepted_by_source": said,
+        "row_seconds": None if error else prompt / 10,
     }  # fmt: skip
+
+
+def manifest(path: Path, *runs: dict[str, Any], state: str = "complete", strategy: str = "auto") -> None:
+    """Of the job that writes to `path`."""
+    options = {"strategy": strategy, "dtype": "bfloat16", "max_new_tokens": 96}
+    written = {
+        "state": state,
+        "answering": {"model": "org/<model>"},
+        "updated": 1.7e9,
+        "runs": [{"options": options, **r} for r in runs],
+    }
+    Path(f"{path}.manifest.json").write_text(json.dumps(written))
+
+
+def measured(low: float, high: float, seconds: float = 10.0) -> dict[str, Any]:
+    """A run of a manifest whose speedup was measured."""
+    clocked = {"run_rows": 5, "run_tokens": 500, "run_seconds": seconds, "loading_seconds": 1.5}
+    points = [[at, low - 0.1, high + 0.1] for at in (2.0, 4.0)] + [[seconds, low, high]]
+    speedup = {"speedup_over_plain": (low + high) / 2, "speedup_low": low, "speedup_high": high, "speedup_over_time": points}
+    return {**clocked, **speedup}
+
+
+def text_of(page: Path) -> str:
+    """What a page shows, figures aside, in one line."""
+    shown = re.sub("<(svg|style).*?</\\1>", "", page.read_text("utf-8"), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", unescape(re.sub("<[^>]*>", " ", shown)))
 
 
 def test_journal_of_a_running_job_is_read_in_the_order_of_completion(tmp_path):
@@ -51,8 +88,17 @@ def test_report_prints_tables_json_a_page_and_figures(cli, tmp_path):
     assert printed.code == 0, printed.err
     value = cli("report", out, "--json").json
     assert f"EDL {value['edl']:.2f}" in printed.out
-    for title in ("by source", "prompt length", "over time", "EDL of rows", "lowest and the highest"):
+    for title in (
+        "by source",
+        "prompt length",
+        "answer length",
+        "over time",
+        "EDL of rows",
+        "lowest and the highest",
+        "longest",
+    ):
         assert title in printed.out
+        assert title in text_of(page)
     assert len(value["by_row"]) == value["rows"] == 40
     assert [sum(part["rows"] for part in value[by]) for by in ("by_time", "by_prompt_length")] == [40, 40]
     assert value["by_prompt_length"][0]["accepted_by_source"].keys() <= {"output", "trie:a"}
@@ -62,6 +108,72 @@ def test_report_prints_tables_json_a_page_and_figures(cli, tmp_path):
     assert "<out>" not in text
     assert not any(loads in text for loads in ("<script", "<link", "src=", 'href="http', "url(http", "@import"))
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_rows_that_took_longest_are_named_and_mean_seconds_stand_beside_lengths(tmp_path):
+    write_jsonl(tmp_path / "out.jsonl.journal", [entry(n, 100 + n) | {"id": f"q{n}"} for n in range(9)])
+    record = read_record(str(tmp_path / "out.jsonl"))
+    assert [(row.id, row.seconds) for row in record.slowest(2)] == [("q8", 10.8), ("q7", 10.7)]
+    (part,) = record.by_prompt_length()
+    assert part.as_json()["row_seconds"] == pytest.approx(10.4)
+    assert [part.name for part in record.by_answer_length()] == ["1 to 15"]
+
+
+def test_page_shows_the_speedup_of_all_runs_as_an_interval_and_over_time(cli, tmp_path):
+    out, page = tmp_path / "out.jsonl", tmp_path / "r.html"
+    write_jsonl(tmp_path / "out.jsonl.journal", [entry(n) for n in range(10)])
+    manifest(out, measured(1.2, 1.4), {"run_seconds": 0.4, "speedup_not_measured": "too short"}, measured(1.6, 2.0, 30.0))
+    assert cli("report", out, "-o", page).code == 0
+    text = text_of(page)
+    assert "1.50 to 1.85x speedup over plain" in text  # (12 + 48) and (14 + 60) of 40 seconds
+    assert "Speedup over plain decoding, so far in each run" in text
+    assert [[at for at, *_ in points] for points in read_record(str(out)).speedup_over_time] == [[2, 4, 10], [12.4, 14.4, 40.4]]
+    assert "org/<model>, bfloat16" in text
+    assert "--max-new-tokens 96" in text
+
+
+@pytest.mark.parametrize(
+    ("run", "strategy", "expected"),
+    [
+        ({"run_seconds": 1.0, "speedup_not_measured": "too short"}, "auto", "not measured speedup over plain too short"),
+        ({"run_seconds": 1.0}, "off", "not measured speedup over plain this is plain decoding"),
+        ({}, "auto", "not measured speedup over plain"),  # killed before anything was noted
+    ],
+)
+def test_page_shows_no_speedup_that_was_not_measured(cli, tmp_path, run, strategy, expected):
+    out, page = tmp_path / "out.jsonl", tmp_path / "r.html"
+    write_jsonl(tmp_path / "out.jsonl.journal", [entry(n) for n in range(3)])
+    manifest(out, run, state="running", strategy=strategy)
+    assert cli("report", out, "-o", page).code == 0
+    assert expected in text_of(page)
+    assert "running, as of 2023-11-14" in text_of(page)
+    assert "so far in each run" not in text_of(page)
+
+
+def test_page_lists_failed_rows_with_their_ids_and_what_failed(cli, tmp_path):
+    page = tmp_path / "r.html"
+    write_jsonl(tmp_path / "out.jsonl.journal", [entry(0), entry(1, error="invalid_row") | {"id": "<q>"}])
+    assert cli("report", tmp_path / "out.jsonl", "-o", page).code == 0
+    assert "1 failed rows row id error 2 <q> invalid_row" in text_of(page)
+
+
+def test_speedup_over_time_has_few_points_however_long_the_run_is():
+    progress = JobProgress(JobTotals(), speedup=lambda: Speedup(10.0, 15.0, 1.0))
+    for second in range(20_000):
+        progress.began = time.monotonic() - second
+        progress.note_speedup()
+        assert len(progress.speedup_over_time) < MOST_POINTS
+    seconds = [at for at, *_ in progress.speedup_over_time]
+    apart = [after - before for before, after in itertools.pairwise(seconds)]
+    assert 256 <= min(apart) <= max(apart) < 300  # 20,000 / 256 = 78 points
+    assert 20_000 - seconds[-1] < 300
+    assert {(low, high) for _, low, high in progress.speedup_over_time} == {(1.4, 1.6)}
+
+
+def test_speedup_that_is_not_measured_yet_is_no_point():
+    progress = JobProgress(JobTotals(), speedup=lambda: Speedup(10.0, 15.0, 9.0))
+    progress.note_speedup()
+    assert progress.speedup_over_time == []
 
 
 def test_what_cannot_be_reported_is_refused(cli, tmp_path):
@@ -81,8 +193,10 @@ def test_report_of_a_job_agrees_with_its_summary_also_of_parquet(cli, tmp_path):
         for key in ("rows", "tokens", "steps", "draft_tokens", "accepted_tokens", "edl", "accepted_by_source"):
             assert value[key] == summary[key], key
         assert value["state"] == "complete"
+        assert all(row["row_seconds"] > 0 for row in value["by_row"])
         (tmp_path / f"{name}.journal").unlink()
         by_rows = cli("report", tmp_path / name, "--json").json
         assert by_rows["edl"] == value["edl"]
         assert [row["row"] for row in by_rows["by_row"]] == [1, 2, 3, 4]
         assert by_rows["accepted_by_source"] == value["accepted_by_source"]
+        assert [row["row_seconds"] for row in by_rows["by_row"]] == [row["row_seconds"] for row in value["by_row"]]
