@@ -99,6 +99,11 @@ def check(spec: JobSpec) -> None:
         render.print_json(report.as_json())
     else:
         rows = f"{report.rows:,} ({report.bad_rows:,} cannot be answered)"
-        render.facts([("rows", rows), ("prompt tokens", f"{report.prompt_tokens:,}, {report.longest:,} of the longest")])
+        rows += f", after {report.done:,} that are answered" if report.done else ""
+        facts = [("rows", rows), ("prompt tokens", f"{report.prompt_tokens:,}, {report.longest:,} of the longest")]
+        if found := report.estimate:
+            facts += zip(("time", "memory", "disk"), render.estimate_parts(found.as_json()), strict=True)
+            facts.append(("estimated", found.basis))
+        render.facts(facts)
     if report.bad_rows:
         raise RowsFailedError(f"{report.bad_rows} of {report.rows} rows cannot be answered.")

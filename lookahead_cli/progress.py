@@ -172,6 +172,7 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
         ("prompts", _shared_prompts(report)),
         ("time", f"{duration(report.seconds)}, after {duration(report.loading_seconds)} of loading"),
         ("speed", f"{run.tokens / report.seconds:,.1f} tokens/s{_over_plain(report)}"),
+        ("estimated", _against_estimate(report)),
         ("EDL", shown_edl(run.edl)),
         ("accepted by", render.shares(run.accepted_by_source)),
         ("no drafts", why_no_drafts(report.used)),
@@ -188,6 +189,15 @@ def _shared_prompts(report: JobReport) -> str:
     """How much of the prompts was computed once for several rows; "" for nothing."""
     count = report.used.get("prompt_tokens_taken_over", 0)
     return f"{report.run.prompt_tokens:,} tokens, {count:,} of them computed for other rows before" if count else ""
+
+
+def _against_estimate(report: JobReport) -> str:
+    """What a dry run estimated, and what it was; "" without one."""
+    if not (found := report.estimate):
+        return ""
+    took = duration(report.seconds), *map(render.size, (report.used.get("peak_memory_bytes", 0), report.disk_bytes))
+    parts = zip(("time", "memory", "disk"), render.estimate_parts(found), took, strict=True)
+    return ", ".join(f"{name} {part}, was {was}" for name, part, was in parts)
 
 
 def _over_plain(report: JobReport) -> str:

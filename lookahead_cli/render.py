@@ -30,7 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead.job.events import COMPILING
-from lookahead.printable import in_one_line, json_text, printable
+from lookahead.printable import duration, in_one_line, json_text, printable
 from lookahead_cli import logs
 
 if TYPE_CHECKING:
@@ -188,6 +188,14 @@ def size(count: float) -> str:
     """Bytes for people: 1536 -> "1.5 KiB"."""
     power = sum(count >= 1024**power for power in (1, 2, 3))
     return f"{count / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} B"
+
+
+def estimate_parts(found: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Time, memory and disk of an estimate of a job."""
+    most = "at most " if found["at_most"] else ""
+    time = "not measured" if found["seconds"] is None else f"{most}{duration(found['seconds'])}"
+    memory = "not known" if found["memory_bytes"] is None else size(found["memory_bytes"])
+    return time, memory, f"{most}{size(found['disk_bytes'])}"
 
 
 def _bar(shown: bool, *columns: str | ProgressColumn) -> Progress:

@@ -21,6 +21,7 @@ data sheets (estimate.py). Some of each kind ship with the package.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -222,6 +223,22 @@ def cached_profile(setting: Setting) -> CostProfile | None:
         return read_profile(str(path)) if path and path.is_file() else None
     except (LookaheadError, OSError):
         return None
+
+
+def cached_for(setting: Setting, quantize: str = "none") -> CostProfile | None:
+    """The latest one of this model, device, threads and dtypes: attention and mode are not known before a model is loaded."""
+    folder, found = cache_folder(), list[tuple[float, CostProfile]]()
+    begin = setting.file_name[: setting.file_name.index(f"-{setting.attention}-{setting.mode}")]
+    for path in folder.glob(f"{begin}-*.json") if folder else ():
+        with contextlib.suppress(LookaheadError, OSError):
+            profile = read_profile(str(path))
+            about = profile.setting
+            if (
+                about.kv_dtype == setting.kv_dtype
+                and (about.linear if about.linear in ("int8", "int4") else "none") == quantize
+            ):
+                found.append((path.stat().st_mtime, profile))
+    return max(found, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def save_to_cache(profile: CostProfile) -> Path:

@@ -11,22 +11,28 @@ from lookahead.corpus.read import named_files
 from lookahead.decode.engine import room_of
 from lookahead.decode.limits import check_samples
 from lookahead.decode.sampling import Sampling, check_vocabulary
+from lookahead.decode.text import text_of
 from lookahead.engines.foreign import FEATURES
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
+from lookahead.job.estimate import ID_BYTES, JobEstimate, estimated, keep
 from lookahead.job.params import Request
 from lookahead.job.plan import plan_of
 from lookahead.job.rows import left_to_do, prompts_of, read_requests, sampling_of, without_duplicates
+from lookahead.job.run import files_of, what_is_done
 from lookahead.job.runner import JobOptions
 from lookahead.job.spec import JobSpec
 from lookahead.models.load import read_config
 
 LISTED = 1000  # problems in JSON
+SAMPLED = 100_000  # bytes and tokens of prompts that tell how long text is
 
 
 @dataclasses.dataclass
 class CheckReport:
-    """prompt_tokens: of all rows; longest: of one row. problems: the first LISTED, as JSON objects."""
+    """prompt_tokens: of all rows; longest: of one row. problems: the first LISTED, as JSON objects. done: rows
+    that are answered already and left out. estimate: what the others will take.
+    """
 
     model: str
     rows: int = 0
@@ -34,11 +40,15 @@ class CheckReport:
     prompt_tokens: int = 0
     longest: int = 0
     problems: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    done: int = 0
+    estimate: JobEstimate | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that `generate --dry-run --json` prints."""
         counts = {"rows": self.rows, "bad_rows": self.bad_rows, "prompt_tokens": self.prompt_tokens}
-        return {"model": self.model, **counts, "longest_prompt_tokens": self.longest, "problems": self.problems}
+        counts |= {"longest_prompt_tokens": self.longest, "answered_rows": self.done}
+        estimate = self.estimate.as_json() if self.estimate else None
+        return {"model": self.model, **counts, "estimate": estimate, "problems": self.problems}
 
 
 def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None) -> CheckReport:
@@ -46,8 +56,14 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     plan = plan_of(spec)
     names = named_files(spec.io.input or ())
     wanted = islice(read_requests(*names, fields=plan.fields), spec.io.limit)
-    requests = left_to_do(without_duplicates(wanted), plan.shard, {})
-    report = CheckReport(plan.model)
+    io, done, held = spec.io, None, 0
+    files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
+    if files and io.resume and files.hold_rows():
+        done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
+        held = files.size()
+    requests = left_to_do(without_duplicates(wanted), plan.shard, done.requests if done else {})
+    report = CheckReport(plan.model, done=len(done.requests) if done else 0)
+    lengths, text = list[tuple[int, int]](), [0, 0]  # of each answer; bytes and tokens of prompts
     settings, options = plan.engine_settings(), plan.row_options()
     config = read_config(*settings.model.source).get_text_config(decoder=True)
     model = int(config.vocab_size), longest_text(config), settings.model.load_tokenizer()
@@ -55,7 +71,7 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     for request in requests:
         report.rows += 1
         try:
-            tokens, sampling = _checked(request, options, *model)
+            prompts, most, sampling = _checked(request, options, *model)
             if foreign:
                 foreign.check(sampling, drafts)
         except LookaheadError as error:
@@ -65,15 +81,22 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
             if len(report.problems) < LISTED:
                 report.problems.append({"file": file, "line": request.line, "id": request.id, "message": str(error)})
         else:
+            tokens = sum(map(len, prompts))
             report.prompt_tokens += tokens
             report.longest = max(report.longest, tokens)
+            lengths += [(len(prompt), most) for prompt in prompts for _ in range(request.n or options.n)]
+            if sum(text) < SAMPLED and model[-1] is not None:
+                text = [text[0] + sum(len(text_of(model[-1], prompt).encode()) for prompt in prompts), text[1] + tokens]
+    report.estimate = estimated(plan, lengths, done, held, text[0] / text[1] if text[1] else ID_BYTES)
+    if io.out:
+        keep(report.estimate, spec.options(), names)
     return report
 
 
 def _checked(
     request: Request, options: JobOptions, vocab_size: int, longest: int, tokenizer: Any | None
-) -> tuple[int, Sampling]:
-    """(tokens of all its prompts, how they are sampled). Raises LookaheadError where the row could not be answered."""
+) -> tuple[list[list[int]], int, Sampling]:
+    """(its prompts, the most new tokens of an answer, sampling). Raises LookaheadError where the row could not be answered."""
     if request.problem:
         raise LookaheadError(f"{request.problem}.")
     prompts = prompts_of(request, tokenizer, options.chat, options.system, longest, options.began)
@@ -81,10 +104,9 @@ def _checked(
     sampling = sampling_of(request, tokenizer, options.sampling)
     check_vocabulary(sampling, vocab_size)
     most = options.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
-    for prompt_ids in prompts:
-        room_of(prompt_ids, most, vocab_size, longest)
+    rooms = [room_of(prompt_ids, most, vocab_size, longest) for prompt_ids in prompts]
     if tokenizer is None and (sampling.stop or sampling.constraint or request.openai):
         raise LookaheadError("the model has no tokenizer, which stop texts, constraints and OpenAI lines need.")
     if sampling.constraint is not None and sampling.constraint != options.sampling.constraint:
         sampling.constraint.check()
-    return sum(map(len, prompts)), sampling
+    return prompts, max(rooms), sampling

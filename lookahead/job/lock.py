@@ -41,6 +41,10 @@ class JobFiles:
     def hold_rows(self) -> bool:
         return any(path.exists() and path.stat().st_size for path in (self.out, self.rows))
 
+    def size(self) -> int:
+        """Bytes of rows and journal."""
+        return sum(path.stat().st_size for path in {self.existing(), self.journal} if path and path.exists())
+
     def _sibling(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
 

@@ -233,7 +233,8 @@ class JobReport:
     """state: complete; stopped, with rows left to answer; or led, where another process leads. out: None: stdout.
 
     totals: of the whole job; run: of this run, which took `seconds` after loading_seconds. expected: rows of the job, if known.
-    used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: it writes to a file.
+    used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: it writes to a file. estimate: what
+    a dry run of this job estimated, as JSON; disk_bytes: what its files took.
     """
 
     state: Literal["complete", "stopped", "led"]
@@ -247,6 +248,8 @@ class JobReport:
     expected: int | None = None
     used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     resumable: bool = False
+    estimate: Mapping[str, Any] | None = None
+    disk_bytes: int = 0
 
     @classmethod
     def of(cls, progress: JobProgress, **about: Any) -> JobReport:
@@ -255,7 +258,8 @@ class JobReport:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `generate --json` prints."""
-        return {"model": self.model, "output": self.out, **self.totals.as_json(), **clocked(self), **self.used}
+        estimate = {"estimate": self.estimate, "disk_bytes": self.disk_bytes} if self.estimate else {}
+        return {"model": self.model, "output": self.out, **self.totals.as_json(), **clocked(self), **self.used, **estimate}
 
 
 def clocked(of: JobProgress | JobReport) -> dict[str, Any]:

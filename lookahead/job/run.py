@@ -164,6 +164,10 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     out, drafting = spec.io.out, spec.drafting
     output: Journal | Stream
     if opened.lock and opened.manifest:
+        from lookahead.job.estimate import take
+
+        if found := take(spec.options(), opened.names):
+            opened.manifest.runs[-1]["estimate"] = found.as_json()
         if opened.done is None:
             opened.lock.remove_files()
         done = opened.done or Done()
@@ -218,7 +222,10 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
             output.finish(options.in_order)
     state: Any = "stopped" if stopped else "complete"
     used = answering.used() if answering else {}
-    return JobReport.of(progress, state=state, model=plan.model, out=out, used=used, resumable=opened.files is not None)
+    about: dict[str, Any] = {"resumable": opened.files is not None}
+    if opened.files and opened.manifest and (estimate := opened.manifest.runs[-1].get("estimate")):
+        about |= {"estimate": estimate, "disk_bytes": opened.files.size() + opened.files.manifest.stat().st_size}
+    return JobReport.of(progress, state=state, model=plan.model, out=out, used=used, **about)
 
 
 def _answering(

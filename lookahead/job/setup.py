@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from lookahead.arguments import numbers_of, paths_of
 from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
@@ -75,6 +77,11 @@ class LoadedEngine:
         return [notice for notice in (*target.notices, not_used(target, sampling)) if notice]
 
 
+def rows_at_once(device: torch.device) -> int:
+    """The batch size, where none is asked for."""
+    return 8 if device.type == "cpu" else 32
+
+
 @by_own_settings
 def assemble(
     target: TargetModel,
@@ -103,7 +110,7 @@ def assemble(
         c_function(step_kernel.accept)
 
     compiling(compile_kernels)
-    size = batch_size or (8 if target.device.type == "cpu" else 32)  # rows decoded at once
+    size = batch_size or rows_at_once(target.device)
     engine = DecodingEngine(target, drafter, size, prefill_chunk, tokenizer)
     lengths = f"decoding length {drafts.decoding_length}, branch length {drafts.branch_length}"
     log.info("costs of forwards: measured %s", "earlier" if engine.budget.is_measured else "before the first row")

@@ -47,7 +47,9 @@ class InputOutput(OptionGroup):
     system: str | None = option(None, "System message of chat prompts.", "TEXT")
     limit: int | None = option(None, "Answer the first N rows only.", "N", least=1, changes_answers=False)
     dry_run: bool = option(
-        False, "Read and check all rows without loading the model's weights; list those that would fail.", changes_answers=False
+        False,
+        "Read and check all rows without loading the model's weights; list those that would fail. Estimate time, memory, disk.",
+        changes_answers=False,
     )
     out: str | None = option(
         None,

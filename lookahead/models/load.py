@@ -47,13 +47,21 @@ def estimated_profile(model: ModelOptions, gpu: str) -> CostProfile:
     text = config.get_text_config(decoder=True)
     chosen = _dtype(model.dtype) or text.dtype or torch.bfloat16
     try:
-        sizes = _sizes(empty_model(config, model.trust_remote_code), text)
+        sizes = sizes_of(empty_model(config, model.trust_remote_code), text)
     except Exception as error:  # such as of a model without attention heads
         raise ModelError(f"{name}: what this model costs cannot be estimated ({first_line(error)}).") from error
     return estimate(sizes, setting_of(config, name, gpu, chosen), gpu, int(text.vocab_size), longest_text(text))
 
 
-def _sizes(model: Any, text: Any) -> ModelSizes:
+def device_and_dtype(model: ModelOptions) -> tuple[torch.device, torch.dtype]:
+    """Where and in which precision `load_model` computes; auto is float32 on a CPU, else the config's own."""
+    device, dtype = _device(model.device or "auto"), _dtype(model.dtype)
+    if dtype is None and device.type != "cpu":
+        dtype = read_config(*model.source).get_text_config(decoder=True).dtype
+    return device, dtype or torch.float32
+
+
+def sizes_of(model: Any, text: Any) -> ModelSizes:
     in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     table = model.get_input_embeddings().weight  # a look-up reads one row of it
     tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
