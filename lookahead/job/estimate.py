@@ -1,10 +1,11 @@
 """What a job will take. In: tokens of its rows; what rows of it took that are answered, or costs of forwards measured earlier.
 Out: seconds of answering, bytes of memory and of disk, and what they are based on.
 
-Seconds per row are those of the rows that this job has answered: after `--limit 20` the other rows are estimated from 20. Where
-none is answered, they are those of plain decoding by the cost profile of this model on this machine, each answer as long as it
-may be: an upper bound, as nothing is known of how long answers are and how many drafts are accepted. Without a profile there
-are none. What a dry run estimates is kept for the job of the same options and inputs, which compares it with what it took.
+Seconds per row are those of the rows that this job has answered: after `--limit 40` the others are estimated from 40. Where
+none is answered, they are those of plain decoding by the cost profile of this model on this machine, each answer as long as
+it may be: an upper bound, as nothing is known of how long answers are and how many drafts are accepted. Without a profile
+there are none. What a dry run estimates is kept for the job of the same options and inputs, which compares it with what it
+took.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from lookahead.forward.processor import processor_name
 from lookahead.forward.target import setting_of
 from lookahead.job.journal import Done
 from lookahead.job.plan import JobPlan
+from lookahead.job.record import read_record
 from lookahead.job.setup import rows_at_once
 from lookahead.models.load import device_and_dtype, empty_model, read_config, sizes_of
 from lookahead.native.cores import usable_cores
@@ -72,15 +74,26 @@ def estimated(
         if profile:
             seconds = _plain_seconds(plan, lengths, profile)
             basis = "plain decoding by the cost profile of this machine, idle but for the job, each answer as long as it may be"
-    if before:
-        seconds = before.seconds / before.rows * rows
-        of_row = f"{before.tokens / before.rows:,.0f} tokens, {before.seconds / before.rows:.2f} s each"
-        basis = f"as the {before.rows:,} rows before: {of_row}"
+    if before and io.out:
+        first = _batch(plan) * (plan.spec.scale_out.workers or 1)
+        start, of_row = start_and_pace([row.ended or 0.0 for row in read_record(io.out).rows], first)
+        seconds = start + of_row * rows
+        basis = f"as the {before.rows:,} rows before: {before.tokens / before.rows:,.0f} tokens, {of_row:.2f} s each"
         return JobEstimate(rows, seconds, memory, round(held + held / before.rows * rows + MANIFEST_BYTES), False, basis)
     tokens = sum(most for _, most in lengths)
     echoed = sum(prompt for prompt, _ in lengths) if io.echo else 0
     disk = held + rows * (ROW_BYTES + JOURNAL_BYTES) + MANIFEST_BYTES + (tokens + echoed) * text_bytes
     return JobEstimate(rows, seconds, memory, round(disk + tokens * ID_BYTES * io.token_ids), True, basis)
+
+
+def start_and_pace(ended: Sequence[float], first: int) -> tuple[float, float]:
+    """(seconds that a run takes longer for its first rows, seconds of a row then). ended: seconds after which each row had.
+    first: rows that begin at once. Costs are measured and sources of drafts are learned alongside these.
+    """
+    if len(ended) < 2 * first:
+        return 0.0, ended[-1] / len(ended)
+    pace = (ended[-1] - ended[first - 1]) / (len(ended) - first)
+    return max(0.0, ended[first - 1] - first * pace), pace
 
 
 def _profile(plan: JobPlan) -> CostProfile | None:

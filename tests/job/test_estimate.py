@@ -9,6 +9,7 @@ import torch
 from lookahead.budget.profile import CostProfile, save_to_cache
 from lookahead.forward.processor import processor_name
 from lookahead.forward.target import setting_of
+from lookahead.job.estimate import start_and_pace
 from lookahead.models.load import read_config
 from lookahead.native.cores import usable_cores
 from tests.support.cli import write_jsonl
@@ -61,11 +62,18 @@ def test_rows_that_are_answered_tell_what_the_others_take(cli, tmp_path):
     job = (*JOB, "--input", write_jsonl(tmp_path / "in.jsonl", questions(15)), "-o", out)
     assert cli(*job, "--limit", 5).code == 0
     found = cli(*job, "--resume", "--dry-run").json
-    counts = json.loads(Path(f"{out}.manifest.json").read_text())["counts"]
+    seconds = json.loads(Path(f"{out}.manifest.json").read_text())["counts"]["seconds"]
     assert (found["answered_rows"], found["rows"]) == (5, 10)
-    assert found["estimate"]["seconds"] == pytest.approx(2 * counts["seconds"], rel=0.01)
+    assert found["estimate"]["seconds"] == pytest.approx(2 * seconds, rel=0.01)
     assert not found["estimate"]["at_most"]
     assert found["estimate"]["basis"].startswith("as the 5 rows before: 5 tokens")
+
+
+def test_rows_that_begin_at_once_tell_how_long_a_run_takes_to_start():
+    slow_start = [3.0, 3.0, 4.0, 5.0, 6.0]  # two rows at once, then one a second
+    assert start_and_pace(slow_start, 2) == (1.0, 1.0)
+    assert start_and_pace([1.0, 1.5, 2.0, 2.5], 2) == (0.5, 0.5)
+    assert start_and_pace([3.0, 3.0, 4.0], 2) == (0.0, 4 / 3)  # too few
 
 
 def test_job_compares_the_estimate_of_its_dry_run_with_what_it_took_once(cli, tmp_path):
