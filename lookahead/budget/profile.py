@@ -232,11 +232,8 @@ def cached_for(setting: Setting, quantize: str = "none") -> CostProfile | None:
     for path in folder.glob(f"{begin}-*.json") if folder else ():
         with contextlib.suppress(LookaheadError, OSError):
             profile = read_profile(str(path))
-            about = profile.setting
-            if (
-                about.kv_dtype == setting.kv_dtype
-                and (about.linear if about.linear in ("int8", "int4") else "none") == quantize
-            ):
+            kind = profile.setting.linear if profile.setting.linear in ("int8", "int4") else "none"
+            if (profile.setting.kv_dtype, kind) == (setting.kv_dtype, quantize):
                 found.append((path.stat().st_mtime, profile))
     return max(found, key=lambda pair: pair[0], default=(0.0, None))[1]
 

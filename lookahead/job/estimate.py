@@ -59,12 +59,12 @@ class JobEstimate:
 
 
 def estimated(
-    plan: JobPlan, lengths: Sequence[tuple[int, int]], done: Done | None, held: int, text_bytes: float
+    plan: JobPlan, rows: int, lengths: Sequence[tuple[int, int]], done: Done | None, held: int, text_bytes: float
 ) -> JobEstimate:
-    """lengths: of each answer that is left, tokens of its prompt and of the longest answer. held: bytes of the job's files.
-    text_bytes: of a token of text.
+    """rows: that are left. lengths: of each of their answers, tokens of its prompt and of the longest answer. held: bytes of the
+    job's files. text_bytes: of a token of text.
     """
-    io, model, rows = plan.spec.io, plan.spec.model, len(lengths)
+    io, model = plan.spec.io, plan.spec.model
     before = done.totals if done and done.totals.rows >= FEW else None
     seconds, memory, basis = None, None, f"not measured: run lookahead calibrate --model {model.name}"
     if model.engine != "hf" or model.device_map or model.tp_plan:
@@ -77,7 +77,7 @@ def estimated(
     if before and io.out:
         first = _batch(plan) * (plan.spec.scale_out.workers or 1)
         start, of_row = start_and_pace([row.ended or 0.0 for row in read_record(io.out).rows], first)
-        seconds = start + of_row * rows
+        seconds = start + of_row * rows if rows else 0.0
         basis = f"as the {before.rows:,} rows before: {before.tokens / before.rows:,.0f} tokens, {of_row:.2f} s each"
         return JobEstimate(rows, seconds, memory, round(held + held / before.rows * rows + MANIFEST_BYTES), False, basis)
     tokens = sum(most for _, most in lengths)
@@ -112,9 +112,9 @@ def _plain_seconds(plan: JobPlan, lengths: Sequence[tuple[int, int]], profile: C
     context = sum(prompt + most / 2 for prompt, most in lengths) / max(1, len(lengths))
     for prompt, most in lengths[::workers]:
         run.add(prompt, max(1, most), batch)
-        seconds += profile.forward_seconds(Forward(min(prompt, chunk), 1, prompt / 2), min(prompt, chunk) - 1) * max(
-            1, prompt / chunk
-        )
+        tokens = min(prompt, chunk)
+        of_chunk = profile.forward_seconds(Forward(tokens, 1, prompt / 2), tokens - 1)
+        seconds += of_chunk * max(1, prompt / chunk)
     run.finish()
     return seconds + sum(n * profile.forward_seconds(Forward(rows, rows, rows * context)) for rows, n in run.steps.items())
 

@@ -69,6 +69,14 @@ def test_rows_that_are_answered_tell_what_the_others_take(cli, tmp_path):
     assert found["estimate"]["basis"].startswith("as the 5 rows before: 5 tokens")
 
 
+def test_several_answers_to_a_row_are_one_row_of_those_before(cli, tmp_path):
+    job = (*JOB, "--input", write_jsonl(tmp_path / "in.jsonl", questions(7)), "-o", tmp_path / "out.jsonl", "-n", 3)
+    assert cli(*job, "--limit", 5, "--temperature", 1).code == 0
+    found = cli(*job, "--temperature", 1, "--resume", "--dry-run").json["estimate"]
+    assert found["rows"] == 2
+    assert found["basis"].startswith("as the 5 rows before: 15 tokens")
+
+
 def test_rows_that_begin_at_once_tell_how_long_a_run_takes_to_start():
     slow_start = [3.0, 3.0, 4.0, 5.0, 6.0]  # two rows at once, then one a second
     assert start_and_pace(slow_start, 2) == (1.0, 1.0)
