@@ -87,9 +87,8 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
             lengths += [(len(prompt), most) for prompt in prompts for _ in range(request.n or options.n)]
             if sum(text) < SAMPLED and model[-1] is not None:
                 text = [text[0] + sum(len(text_of(model[-1], prompt).encode()) for prompt in prompts), text[1] + tokens]
-    report.estimate = estimated(
-        plan, report.rows - report.bad_rows, lengths, done, held, text[0] / text[1] if text[1] else ID_BYTES
-    )
+    text_bytes = text[0] / text[1] if text[1] else ID_BYTES
+    report.estimate = estimated(plan, report.rows - report.bad_rows, lengths, done, held, text_bytes)
     if io.out:
         keep(report.estimate, spec.options(), names)
     return report

@@ -61,8 +61,8 @@ class JobEstimate:
 def estimated(
     plan: JobPlan, rows: int, lengths: Sequence[tuple[int, int]], done: Done | None, held: int, text_bytes: float
 ) -> JobEstimate:
-    """rows: that are left. lengths: of each of their answers, tokens of its prompt and of the longest answer. held: bytes of the
-    job's files. text_bytes: of a token of text.
+    """rows: that are left. lengths: of each of their answers, tokens of its prompt and of the longest answer. held: bytes of
+    the job's files. text_bytes: of a token of text.
     """
     io, model = plan.spec.io, plan.spec.model
     before = done.totals if done and done.totals.rows >= FEW else None
