@@ -40,7 +40,17 @@ FEW = 5  # rows: fewer that are answered tell little
 ROW_BYTES, JOURNAL_BYTES, MANIFEST_BYTES = 230, 340, 5000  # of a row of text, but for its text; as jobs of the samples wrote
 ID_BYTES = 6  # of a token id in a row
 WIDTHS = {"int8": 1.0, "int4": 0.5}  # bytes of a number, where it is quantized
-NOT_THE_SAME = ("dry_run", "overwrite", "json", "quiet", "verbose", "log_file", "metrics", "metrics_label")  # dry run and job
+NOT_THE_SAME = (
+    "dry_run",
+    "overwrite",
+    "source_name",
+    "json",
+    "quiet",
+    "verbose",
+    "log_file",
+    "metrics",
+    "metrics_label",
+)  # dry run and job
 
 
 @dataclasses.dataclass(frozen=True)
