@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RESULT = re.compile(r"^(FAILED|ERROR) .*|^\d+ (?:passed|failed|skipped|error).*", re.MULTILINE)
 SECONDS = 3600  # of one part
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema", "openai")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ def tried(name: str, part: Part, folder: Path) -> tuple[str, str]:
     constraints = folder / f"{name}.txt"
     constraints.write_text("\n".join(line for line in pinned if not line.startswith(tuple(f"{each}==" for each in free))))
     pip = [python, "-m", "pip", "install", "-q", "-c", str(constraints)]
-    own = [*pip, "-e", ".[gguf,constraints,parquet]", "pytest", "pytest-timeout", "hypothesis", "jsonschema", "openai"]
+    own = [*pip, "-e", ".[adapter,constraints,gguf,parallel,parquet]", *TOOLS]
     for command in (own, *([*pip, "-U", *install.split()] for install in part.installs)):
         done = _run(command)
         if done.returncode:
