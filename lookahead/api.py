@@ -50,12 +50,15 @@ class GenerationParams(Sampling):
     max_new_tokens: at most. seed: with the prompt's index in the list it makes the random stream of its answer.
     logprobs: with each token come its log-probability and those of that many of the most probable; None: without.
     prompt_logprobs: the same of the prompt's tokens; max_new_tokens may be 0 then, so that the prompt is only scored.
+    prompt_logprobs_start: index of the first of these tokens; of those before it, what other prompts begin with is not computed
+    again.
     """
 
     max_new_tokens: int = 256
     seed: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,8 +66,9 @@ class GenerationParams(Sampling):
             raise UsageError(
                 f"max_new_tokens is {self.max_new_tokens}: it must be a whole number above 0 (or 0 with prompt_logprobs)."
             )
-        if not is_count(self.seed):
-            raise UsageError(f"seed is {shown(self.seed)}: it must be a whole number.")
+        for name in ("seed", "prompt_logprobs_start"):
+            if not is_count(getattr(self, name)):
+                raise UsageError(f"{name} is {shown(getattr(self, name))}: it must be a whole number.")
         check_logprobs(self.logprobs)
         check_logprobs(self.prompt_logprobs, "prompt_logprobs")
 
@@ -79,8 +83,9 @@ class GenerationResult(DraftCounts):
     finish_reason: "stop", "length" (max_new_tokens, or the model's positions), or "error"; then `error` tells what happened,
     and text and token_ids hold what was emitted until then.
     edl: tokens per decode step, None without one. logprobs: one for each token, if they were asked for (decode/logprobs.py);
-    prompt_logprobs: one for each token of the prompt, None for the first. complete: whether a constrained answer is all that
-    the constraint asks for; None: unconstrained. steps, draft_tokens, accepted_tokens, accepted_by_source: see `DraftCounts`.
+    prompt_logprobs: one for each token of the prompt, None for the first and those before prompt_logprobs_start. complete:
+    whether a constrained answer is all that the constraint asks for; None: unconstrained. steps, draft_tokens,
+    accepted_tokens, accepted_by_source: see `DraftCounts`.
     """
 
     text: str | None
@@ -287,13 +292,15 @@ class LookaheadEngine:
         try:
             (prompt_ids,) = prompts_of(request, self.tokenizer, longest=self._engine.target.longest_text, now=now)
             seed = seed_of(params.seed, number)
-            scored = {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
+            names = ("logprobs", "prompt_logprobs", "prompt_logprobs_start")
+            scored = {name: getattr(params, name) for name in names}
             return self._engine.request(prompt_ids, params.max_new_tokens, params, seed, **scored)
         except LookaheadError as error:
             raise LookaheadError(f"prompt {number}: {error}") from error
 
     def _result(self, generation: Generation) -> GenerationResult:
         text = None if self.tokenizer is None else generation.text(self.tokenizer)
+        before = [None] * min(generation.prompt_logprobs_start, generation.prompt_tokens)
         return GenerationResult(
             text,
             generation.token_ids,
@@ -301,7 +308,7 @@ class LookaheadEngine:
             generation.prompt_tokens,
             generation.edl,
             None if generation.logprobs is None else generation.token_logprobs,
-            None if generation.prompt_logprobs is None else [None, *generation.prompt_token_logprobs],
+            None if generation.prompt_logprobs is None else [*before, *generation.prompt_token_logprobs],
             generation.complete,
             _of_family(generation.error) if generation.error else None,
             **{field.name: getattr(generation, field.name) for field in dataclasses.fields(DraftCounts)},

@@ -84,6 +84,7 @@ class DecodingEngine:
         seed: int = 0,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        prompt_logprobs_start: int = 0,
     ) -> Generation:
         """A request that has not begun. Of no new tokens, which goes with prompt_logprobs, it scores the prompt and ends.
 
@@ -96,6 +97,7 @@ class DecodingEngine:
         generation = Generation(
             list(prompt_ids), room, stop_ids, sampling, seed, logprobs=logprobs, prompt_logprobs=prompt_logprobs
         )
+        generation.prompt_logprobs_start = max(1, prompt_logprobs_start)
         generation.stop = sampling.stop or own_stop_strings(target)
         return generation
 
@@ -236,7 +238,8 @@ class DecodingEngine:
             decode_plainly(self.target, generation, self.tokenizer, self._grammars)
             self.clock.add(0.0, generation.seconds, 0.0)
             return None
-        if not generation.room and (generation.prompt_logprobs is None or generation.prompt_tokens == 1):
+        scores = generation.prompt_logprobs is not None and generation.prompt_tokens > generation.prompt_logprobs_start
+        if not generation.room and not scores:
             generation.finish_reason = "length"
             return None
         try:

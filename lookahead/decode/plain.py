@@ -44,10 +44,11 @@ class _Stopping(StoppingCriteria):
 def _generate(target: TargetModel, generation: Generation, tokenizer: Any, grammars: Grammars | None) -> None:
     sampling, length = generation.sampling, len(generation.prompt_ids)
     text = torch.tensor([generation.prompt_ids], device=target.device)
-    if generation.prompt_logprobs is not None and length > 1:  # by one forward, as its state takes no chunks
+    start = generation.prompt_logprobs_start
+    if generation.prompt_logprobs is not None and length > start:  # by one forward, as its state takes no chunks
         with torch.inference_mode():
             scores = target.model(input_ids=text[:, :-1], use_cache=False).logits[0]
-        rows, following = range(length - 1), generation.prompt_ids[1:]
+        rows, following = range(start - 1, length - 1), generation.prompt_ids[start:]
         generation.prompt_token_logprobs = logprobs_of(scores, rows, following, generation.prompt_logprobs)
     if not generation.room:
         generation.finish_reason = "length"

@@ -28,7 +28,8 @@ class Generation(DraftCounts):
     forced: an answer that is taken as the model's choices, regardless of its scores, which are computed all the same.
     chooser: chooses tokens instead of `sampling` and `seed`; not where the model's own `generate` decodes.
     logprobs: how many of the most probable tokens are kept with each emitted token, in token_logprobs; None: none are.
-    prompt_logprobs: the same of the prompt's tokens but the first, in prompt_token_logprobs; room may be 0 then.
+    prompt_logprobs: the same of the prompt's tokens from the one at index prompt_logprobs_start (1 or more) on, in
+    prompt_token_logprobs; room may be 0 then.
     complete: of a constrained answer that has ended, whether it is all that the constraint asks for; None: unconstrained.
     streamed: somebody reads the tokens step by step, so that no call takes several steps.
     """
@@ -45,6 +46,7 @@ class Generation(DraftCounts):
     stop: Sequence[str] = ()
     token_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 1
     prompt_token_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     complete: bool | None = None
     streamed: bool = False
@@ -94,7 +96,8 @@ class Generation(DraftCounts):
 
 
 def room_of(prompt_ids: Sequence[int], max_new_tokens: int, vocab_size: int, longest: int) -> int:
-    """Maximum number of tokens of an answer. longest: positions of the model. max_new_tokens 0: only the prompt is scored.
+    """Maximum number of tokens of an answer. longest: positions of the model. max_new_tokens 0: only the prompt is scored, the
+    last token of which takes no position.
 
     Raises LookaheadError for an empty prompt, one that leaves no room, and unknown ids.
     """
@@ -103,7 +106,7 @@ def room_of(prompt_ids: Sequence[int], max_new_tokens: int, vocab_size: int, lon
     unknown = next((t for t in prompt_ids if not 0 <= t < vocab_size), None)
     if unknown is not None:
         raise LookaheadError(f"prompt token id {unknown} is outside the model's vocabulary of {vocab_size}.")
-    room = min(max_new_tokens, longest - len(prompt_ids))
+    room = min(max_new_tokens, longest + (not max_new_tokens) - len(prompt_ids))
     if room < min(1, max_new_tokens):
         raise LookaheadError(
             f"the prompt has {len(prompt_ids)} tokens and the model has {longest} positions: no room for an answer."

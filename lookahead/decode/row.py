@@ -86,9 +86,15 @@ class RunningRow:
 
     @property
     def scores_prompt(self) -> bool:
-        """Log-probabilities of the prompt are still to be noted, so that nothing of it can be taken over from other texts."""
+        """Log-probabilities of the prompt are still to be noted."""
         generation = self.generation
-        return generation.prompt_logprobs is not None and len(generation.prompt_token_logprobs) < generation.prompt_tokens - 1
+        scored = generation.prompt_logprobs_start + len(generation.prompt_token_logprobs)
+        return generation.prompt_logprobs is not None and scored < generation.prompt_tokens
+
+    @property
+    def before_scores(self) -> int:
+        """Tokens of the text behind which no scores are wanted, so that they can be taken over from other texts."""
+        return self.generation.prompt_logprobs_start - 1 if self.scores_prompt else len(self.text)
 
     def next_input(self, most: int) -> tuple[int, np.ndarray | None]:
         """(What it does in the next step, see step_layout.py; the chunk of up to `most` tokens that it prefills)."""
@@ -96,8 +102,11 @@ class RunningRow:
             return WAITS, None
         if self.decodes:
             return DECODES, None
-        if scores := self.scores_prompt:  # its last token has a chunk of its own, as any prompt's last chunk emits
+        scores = self.scores_prompt and self.prefilled >= self.before_scores
+        if scores:  # its last token has a chunk of its own, as any prompt's last chunk emits
             most = min(most, AT_ONCE, self.generation.prompt_tokens - 1 - self.prefilled)
+        else:
+            most = min(most, self.before_scores - self.prefilled)
         chunk = self.text[self.prefilled : self.prefilled + most]
         if not len(chunk):
             return WAITS, None
@@ -207,7 +216,7 @@ def note_prompt_logprobs(rows: Sequence[RunningRow], batch: StepBatch, scores: S
         if phase != SCORES_PROMPT or row.generation.finish_reason:
             continue
         generation = row.generation
-        begin = len(generation.prompt_token_logprobs) + 1
+        begin = generation.prompt_logprobs_start + len(generation.prompt_token_logprobs)
         indices = [scores.row(slot, node) for node in range(size)]
         token_ids = generation.prompt_ids[begin : begin + size]
         try:

@@ -115,7 +115,7 @@ class Scheduler:
         for slot, row in enumerate(self.rows):
             if row.prefilled is None:
                 assert self.slots
-                row.prefilled = self.slots.begin(slot, afresh=row.scores_prompt)
+                row.prefilled = self.slots.begin(slot, row.before_scores)
                 row.taken_over = row.prefilled or 0
             phase, chunk = row.next_input(left)
             self.batch.set_input(slot, phase, chunk)

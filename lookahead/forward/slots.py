@@ -21,7 +21,7 @@ from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.memory import free_memory
 from lookahead.forward.scores import Scores
 from lookahead.forward.sequence import BufferState, ReplayState
-from lookahead.forward.target import TargetModel
+from lookahead.forward.target import NO_LIMIT, TargetModel
 
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
 LEFT = 16  # one part in that many of a GPU's free memory is left to what forwards compute
@@ -39,8 +39,8 @@ class Slots(Protocol):
         Room is made for no more than that and the model's positions, until the text grows beyond them.
         """
 
-    def begin(self, slot: int, afresh: bool = False) -> int | None:
-        """Return how many tokens at the beginning of the slot's text are held already; all but the last at most. afresh: none.
+    def begin(self, slot: int, most: int = NO_LIMIT) -> int | None:
+        """Return how many tokens at the beginning of the slot's text are held already: `most` and all but the last at most.
 
         None: another slot is prefilling what this one shares with it; ask again at the next step.
         """
@@ -115,10 +115,10 @@ class PackedSlots:
         self._longest = max(self._longest, min(len(text) + room, self.target.longest_text))
         return slot
 
-    def begin(self, slot: int, afresh: bool = False) -> int | None:
-        text = self._texts[slot][:-1]
-        source, shared, promised = slot, 0 if afresh else _common(self._held[slot], text), 0
-        for other, held in enumerate(() if afresh else self._held):
+    def begin(self, slot: int, most: int = NO_LIMIT) -> int | None:
+        text = self._texts[slot][:-1][:most]
+        source, shared, promised = slot, _common(self._held[slot], text), 0
+        for other, held in enumerate(self._held):
             needed = max(shared + 1, SHARED_FROM)
             may = needed <= min(len(held), len(text)) and held[needed - 1] == text[needed - 1]
             if may and (common := _common(held, text)) >= needed:
@@ -211,7 +211,7 @@ class SeparateSlots:
         self.open += 1
         return self.open - 1
 
-    def begin(self, slot: int, afresh: bool = False) -> int | None:
+    def begin(self, slot: int, most: int = NO_LIMIT) -> int | None:
         return 0
 
     def forward(self, trees: TreeBatch) -> Scores:

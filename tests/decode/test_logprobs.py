@@ -53,7 +53,9 @@ def run(target, drafts, batch_size, sampling, asked=3, new_tokens=16):
 def assert_exact(target, request, asked, of_prompt=False):
     """Each is the log-softmax of a plain forward."""
     ids = request.prompt_ids if of_prompt else [*request.prompt_ids, *request.token_ids]
-    logprobs, begin = (request.prompt_token_logprobs, 1) if of_prompt else (request.token_logprobs, request.prompt_tokens)
+    logprobs, begin = request.token_logprobs, request.prompt_tokens
+    if of_prompt:
+        logprobs, begin = request.prompt_token_logprobs, request.prompt_logprobs_start
     with torch.inference_mode():
         exact = target.model(torch.tensor([ids], device=target.device)).logits[0, begin - 1 : -1].double().log_softmax(-1)
     assert [found.token_id for found in logprobs] == ids[begin:]
@@ -258,6 +260,28 @@ def test_those_of_prompts_are_those_of_a_plain_forward_and_change_no_answer(tiny
             assert_exact(target, request, 2)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neo", "mamba"])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_scores_from_a_start_on_are_exact_and_what_is_before_is_computed_once(tiny_model, device, architecture, batch_size):
+    target = probed(tiny_model(architecture, device), architecture)
+    choices = [[*LONG[:60], 5], [*LONG[:60], 6, 7, 8], [*LONG[:60], 9], [*LONG[:60], 5]]
+    engine = DecodingEngine(target, Drafter([], DRAFTED), batch_size, prefill_chunk=20)
+    starts = [60, 60, 61, 99]  # of the last two there is nothing to score
+    requests = [
+        engine.request(prompt, room, prompt_logprobs=2, prompt_logprobs_start=start)
+        for room in (0, 3)
+        for prompt, start in zip(choices, starts, strict=True)
+    ]
+    assert len(list(engine.run(requests))) == len(requests)
+    for request, scored in zip(requests, (1, 3, 0, 0) * 2, strict=True):
+        assert (request.error, len(request.prompt_token_logprobs), len(request.token_ids)) == (None, scored, request.room)
+        if scored:
+            assert_exact(target, request, 2, of_prompt=True)
+    if target.mode == "packed":
+        assert engine.clock.taken_over >= 5 * 59
+        assert engine.clock.prefilled < 60 + 6 * 5
+
+
 @pytest.mark.parametrize(
     ("quantize", "mode"), [("none", "modules"), ("none", "program"), ("int8", "program"), ("int4", "modules")]
 )
@@ -283,23 +307,36 @@ def test_continuation_is_scored_by_its_part_of_the_prompt():
     ids = engine.tokenizer(context)["input_ids"]
     (answer,) = engine.generate([ids], GenerationParams(max_new_tokens=8, logprobs=1))
     scoring = GenerationParams(max_new_tokens=0, prompt_logprobs=1)
-    own, other = engine.generate([[*ids, *answer.token_ids], [*ids, *answer.token_ids[::-1]]], scoring)
+    texts = [[*ids, *answer.token_ids], [*ids, *answer.token_ids[::-1]]]
+    own, other = engine.generate(texts, scoring)
     assert own.prompt_logprobs[0] is None
     assert (own.token_ids, own.text, own.finish_reason) == ([], "", "length")
     of_answer = own.prompt_logprobs[len(ids) :]
     assert sum(e.logprob for e in of_answer) == pytest.approx(sum(e.logprob for e in answer.logprobs), abs=NEAR)
     assert all(e.top[0][0] == e.token_id for e in of_answer)
     assert not all(e.top[0][0] == e.token_id for e in other.prompt_logprobs[len(ids) :])
+    from_there = engine.generate(texts, GenerationParams(max_new_tokens=0, prompt_logprobs=1, prompt_logprobs_start=len(ids)))
+    assert [each.prompt_logprobs[len(ids) :] for each in from_there] == [of_answer, other.prompt_logprobs[len(ids) :]]
+    assert from_there[0].prompt_logprobs[: len(ids)] == [None] * len(ids)
     assert engine.generate([ids], params)[0].token_ids == answer.token_ids
 
 
 def test_those_of_prompts_that_cannot_be_had_are_refused(tiny_model):
-    for wrong in ({"max_new_tokens": 0}, {"prompt_logprobs": -1}, {"prompt_logprobs": 1000}, {"prompt_logprobs": True}):
+    counts = ({"prompt_logprobs": wrong} for wrong in (-1, 1000, True))
+    for wrong in ({"max_new_tokens": 0}, *counts, {"prompt_logprobs_start": 0.5}):
         with pytest.raises(UsageError):
             GenerationParams(**wrong)
     engine = DecodingEngine(probed(tiny_model("llama"), "llama"), Drafter([], DraftOptions("off")), 1)
     with pytest.raises(LookaheadError, match="no room"):
-        engine.request([5] * (engine.target.longest_text + 1), 0, prompt_logprobs=1)
+        engine.request([5] * (engine.target.longest_text + 2), 0, prompt_logprobs=1)
+
+
+def test_last_token_of_a_prompt_that_is_only_scored_needs_no_position(tiny_model):
+    target = probed(tiny_model("gpt2"), "gpt2")  # whose positions are a table
+    engine = DecodingEngine(target, Drafter([], DraftOptions("off")), 1)
+    request = engine.request([7, *[5] * target.longest_text], 0, prompt_logprobs=1)
+    list(engine.run([request]))
+    assert (request.error, len(request.prompt_token_logprobs)) == (None, target.longest_text)
 
 
 def test_rows_hold_those_of_prompts_with_null_for_the_first_token(generate):
