@@ -6,7 +6,14 @@ import importlib.util
 
 from lookahead.errors import UsageError
 
-EXTRAS = {"matplotlib": "plot", "pyarrow": "parquet", "llguidance": "constraints", "gguf": "gguf", "accelerate": "gguf"}
+EXTRAS = {
+    "matplotlib": "plot",
+    "pyarrow": "parquet",
+    "llguidance": "constraints",
+    "gguf": "gguf",
+    "accelerate": "gguf",
+    "lm_eval": "harness",
+}
 
 
 def require(package: str, use: str) -> None:

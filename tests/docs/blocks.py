@@ -27,6 +27,7 @@ REASONS = {
     "vLLM": "vllm",
     "SGLang": "sglang",
     "TRL": "trl",
+    "lm-eval": "lookahead.harness",
     "GPU": "cuda",
     "minutes": "bench",
     "rewrites a sample": "-o samples/",

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("ground", "files", "tokenizer", "corpus", "native", "trie", "budget", "draft", "forward", "decode"),
     *("models", "backends", "quantize", "engines", "cluster", "corpus_build", "job", "bench", "api", "hf_call", "hf"),
-    "lookahead_cli",
+    *("harness", "lookahead_cli"),
 )
 # Who may import backends.cpu or .cuda; others ask for them by name, see forward.backend
 OF_BACKENDS = {"cpu": ("backends.cpu", "quantize", "job.compile_groups"), "cuda": ("backends.cuda",)}
