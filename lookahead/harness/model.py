@@ -38,7 +38,7 @@ class LookaheadLM(HFLM):
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str | None = None,
         trie: str | Sequence[str] = (),
         strategy: str = "auto",
         batch_size: int | str = "auto",
@@ -60,8 +60,10 @@ class LookaheadLM(HFLM):
         own = "pretrained, trie, strategy, max_length, add_bos_token, prefix_token_id, chat_template_args, enable_thinking"
         if unknown := sorted(options.keys() - {*OF_MODEL}):
             raise UsageError(f"no argument {unknown[0]}: give {own}, think_end_token, {', '.join(OF_MODEL)}.")
-        if enable_thinking and not think_end_token:
-            raise UsageError("enable_thinking needs think_end_token, the text that ends what is left out of answers.")
+        if pretrained is None:
+            raise UsageError("name a model: pretrained=NAME_OR_DIR.")
+        if (enable_thinking and not think_end_token) or not isinstance(think_end_token, str | None):
+            raise UsageError(f"think_end_token is {think_end_token!r}: give the text behind which an answer begins.")
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():  # lm-eval's default everywhere
             options["device"] = "auto"
         wished = ModelOptions(str(pretrained), **options)
@@ -69,11 +71,12 @@ class LookaheadLM(HFLM):
         if tokenizer is None:
             raise ModelError(f"{wished.name}: has no tokenizer: name one with tokenizer=NAME_OR_DIR.")
         kind: Any = "hierarchical" if strategy == "auto" else strategy
+        size: Any = None if str(batch_size).startswith("auto") else batch_size  # else a number, or one as text
         self.engine = LookaheadEngine(
             target,
             tokenizer,
             trie.split(";") if isinstance(trie, str) else trie,
-            batch_size=None if str(batch_size).startswith("auto") else int(batch_size),
+            batch_size=int(size) if str(size).isdigit() else size,
             drafts=DraftOptions(kind),
         )
         # what methods of HFLM read
@@ -86,6 +89,10 @@ class LookaheadLM(HFLM):
         self.pretrained, self.revision, self.peft, self.delta = wished.name, wished.revision or "main", None, None
         if self.max_length > target.longest_text:
             raise UsageError(f"max_length is {self.max_length}: {target.name} has {target.longest_text} positions.")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What a file of results holds about the model. It has fewer parameters than its file, as panels are none."""
+        return {name: value for name, value in super().get_model_info().items() if name != "model_num_parameters"}
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: int | None = None

@@ -79,7 +79,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 def calls_of(command_line: str) -> list[list[str]]:
     """Arguments of each call of lookahead in a command line."""
     parts = [shlex.split(part) for part in re.split(r"&&|\|", command_line) if "lookahead" in part]
-    starts = [words for words in parts if "lookahead" in words and words[0] != "pip"]
+    starts = [words for words in parts if "lookahead" in words and words[0] not in ("pip", "python")]
     return [with_address(words[words.index("lookahead") + 1 :]) for words in starts]
 
 

@@ -152,7 +152,10 @@ def test_run_that_was_interrupted_answers_the_others_only(lookahead_model, tmp_p
         ({"dtyp": "float32"}, "no argument dtyp: give pretrained, trie, strategy,"),
         ({"strategy": "fast"}, "strategy 'fast': choose one of"),
         ({"max_length": 1025}, "max_length is 1025: .*demo-model has 1024 positions"),
-        ({"enable_thinking": True}, "enable_thinking needs think_end_token"),
+        ({"enable_thinking": True}, "think_end_token is None: give the text"),
+        ({"think_end_token": 5}, "think_end_token is 5: give the text"),
+        ({"pretrained": None}, "name a model: pretrained=NAME_OR_DIR"),
+        ({"batch_size": "8x"}, "batch_size is '8x': it must be a whole number"),
         ({"trie": "no.trie"}, "no.trie"),
         ({"pretrained": "./no-such-model"}, "no-such-model"),
     ],
@@ -183,7 +186,9 @@ def test_command_line_is_that_of_lm_eval_with_one_model_more(tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"|{GENERATE}|" in done.stdout
     (saved,) = tmp_path.rglob("results*.json")
-    assert json.loads(saved.read_text("utf-8"))["config"]["model"] == "lookahead"
+    config = json.loads(saved.read_text("utf-8"))["config"]
+    assert (config["model"], config["model_dtype"]) == ("lookahead", "torch.float32")
+    assert "model_num_parameters" not in config
 
 
 def test_missing_lm_eval_is_named_with_its_extra(monkeypatch, capsys):
