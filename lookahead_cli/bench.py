@@ -44,7 +44,7 @@ def command(
     from lookahead.bench.logged import Logs
     from lookahead.files.outputs import Input
 
-    models = Input("--model", [model.model and model.name], hub=True), Input("--adapter", [model.adapter], hub=True)
+    models = Input("--model", [model.model and model.name], hub=True), Input("--adapter", [*model.adapters.values()], hub=True)
     files = Input("--input", [bench.input]), Input("--cost-profile", [bench.cost_profile])
     if model.engine != "hf" or model.engine_arg:
         _bench_in_engine(context, model, bench, common, [*models, *files, Input("--trie", bench.trie or ())])

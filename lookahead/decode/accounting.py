@@ -88,7 +88,6 @@ class Accounting:
         self.clock = Clock()
         self.plain = PlainTime(lambda rows: budget.seconds(rows, rows), prefill_chunk)
         self.steps = 0
-        self._sources: Sources | None = getattr(drafter, "sources", None)  # of the user's own
         self._before: list[RunningRow] = []  # rows of the latest step, if all decoded
         self._over = 0.0  # clock reading at its end
         self._plain_left, self._plain_steps = 0, 0  # steps that need no decision: still to come, and taken since `_plain_began`
@@ -101,6 +100,11 @@ class Accounting:
         self._begun = 0  # rows
         self._running: list[RunningRow] = []
         self._at: float | None = None  # clock reading up to which `plain` has the seconds of the run
+
+    @property
+    def _sources(self) -> Sources | None:
+        """Of the user's own."""
+        return getattr(self.drafter, "sources", None)
 
     @property
     def speedup(self) -> Speedup | None:

@@ -9,6 +9,7 @@ sampling.py, clocks and costs accounting.py.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
@@ -47,8 +48,6 @@ class DecodingEngine:
     def __init__(
         self, target: TargetModel, drafter: Drafter, batch_size: int = 1, prefill_chunk: int = 512, tokenizer: Any = None
     ):
-        self.target = target
-        self.drafter = drafter
         self.batch_size = batch_size
         self.prefill_chunk = prefill_chunk
         self.tokenizer = tokenizer
@@ -56,11 +55,26 @@ class DecodingEngine:
         self.expected_rows = 0  # of the job, where that is known: costs are measured in a share of its time
         self.accounting = Accounting(target, drafter, self.budget, prefill_chunk)
         self._slots: Slots | None = None  # of the latest run
+        self._decode_with(target, drafter)
+
+    def _decode_with(self, target: TargetModel, drafter: Drafter) -> None:
+        self.target = self.accounting.target = target
+        self.drafter = self.accounting.drafter = drafter
         if sources := getattr(drafter, "sources", None):
             sources.vocab_size = target.vocab_size
         if target.mode in ("chain", "replay"):
             drafter.restrict_to_chains()
         self._batch = self._new_batch()
+
+    def replace(self, load: Callable[[], TargetModel], drafter: Drafter) -> None:
+        """Decode with another model of the same shape and vocabulary, such as one with another adapter. No request may be
+        running. The model before is given up first, as there may be no memory for two. Budget and clock continue.
+        """
+        self.release_cache()
+        self.accounting.pause()  # it remembers rows of the latest step
+        del self.target, self.accounting.target
+        gc.collect()
+        self._decode_with(load(), drafter)
 
     @property
     def speedup(self) -> Speedup | None:

@@ -22,6 +22,7 @@ from lookahead.job.rows import left_to_do, prompts_of, read_requests, sampling_o
 from lookahead.job.run import files_of, what_is_done
 from lookahead.job.runner import JobOptions
 from lookahead.job.spec import JobSpec
+from lookahead.models.adapter import check_adapter
 from lookahead.models.load import read_config
 
 LISTED = 1000  # problems in JSON
@@ -66,6 +67,8 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     lengths, text = list[tuple[int, int]](), [0, 0]  # of each answer; bytes and tokens of prompts
     settings, options = plan.engine_settings(), plan.row_options()
     config = read_config(*settings.model.source).get_text_config(decoder=True)
+    for adapter in settings.model.adapters.values():
+        check_adapter(adapter)
     model = int(config.vocab_size), longest_text(config), settings.model.load_tokenizer()
     foreign, drafts = FEATURES.get(spec.model.engine), plan.drafts.strategy != "off"
     for request in requests:

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.engine import Clock
 from lookahead.decode.sampling import GREEDY, Sampling
+from lookahead.draft.drafter import Drafter
 from lookahead.engines.foreign import FEATURES, ForeignSettings
 from lookahead.errors import UsageError
-from lookahead.forward.memory import peak_memory
+from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.forward.parallel import Peers
 from lookahead.job.events import Events, JobEvents
 from lookahead.job.rows import Request
-from lookahead.job.runner import JobOptions, Stopped, Write, run_rows
+from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Stopped, Write, answer, run_rows
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalWorkers, RayWorkers, WorkerPool
 from lookahead.models.adapter import check_adapter
-from lookahead.models.load import read_config
+from lookahead.models.load import load_model, read_config
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity as identity_of
 
 if TYPE_CHECKING:
     from lookahead.trie.file import Trie
+
+log = logging.getLogger(__name__)
+
+WAITING = 1 << 16  # rows of other adapters, in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +97,53 @@ class SharedModel(OneEngine):
         super().run(self.peers.each(requests), job, write, lambda: self.peers.broadcast(stopped()))
 
 
+@dataclasses.dataclass(frozen=True)
+class InTurns(OneEngine):
+    """Our engine, for one adapter after the other: it answers the rows that wait for an adapter, and those that are read until
+    many wait for others; then the model is loaded anew with the adapter that most wait for.
+
+    settings: of the job. drafters: by adapter, as answers of one are not drafted from for another; first that of the one that
+    is loaded.
+    """
+
+    settings: EngineSettings
+    drafters: dict[str | None, Drafter]
+
+    def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
+        writer = OrderedWriter(write, job.in_order, FAULTY_BATCHES * self.engine.batch_size)
+        unread, waiting = enumerate(requests), defaultdict[str | None, list[tuple[int, Request]]](list)
+        indices: list[int] = []  # of the requests of all turns so far
+
+        def turn(adapter: str | None) -> Iterator[Request]:
+            for index, request in chain(waiting.pop(adapter, ()), unread):
+                if request.adapter == adapter or request.problem:
+                    indices.append(index)
+                    yield request
+                    continue
+                waiting[request.adapter].append((index, request))
+                if sum(map(len, waiting.values())) >= WAITING:
+                    return
+
+        adapter = next(iter(self.drafters))
+        while True:
+            before = len(indices)
+            with gc_frozen():
+                put = lambda index, ended, before=before: writer.put(indices[before + index], ended)  # noqa: E731
+                answer(self.engine, self.tokenizer, turn(adapter), job, put, stopped)
+            if stopped() or not waiting:
+                break
+            adapter = max(waiting, key=lambda each: len(waiting[each]))
+            self._load(adapter)
+        writer.finish()
+
+    def _load(self, adapter: str | None) -> None:
+        log.info("loading the model %s", f"with adapter {adapter}" if adapter else "without a named adapter")
+        settings, tries = self.settings, self.engine.drafter.tries
+        if adapter not in self.drafters:
+            self.drafters[adapter] = Drafter(tries, settings.drafts, settings.weights or None)
+        self.engine.replace(lambda: load_model(settings.model.of_rows(adapter)), self.drafters[adapter])
+
+
 def follow(peers: Peers, settings: EngineSettings, job: JobOptions) -> None:
     """Take the steps that the leader takes."""
     if peers.begin():
@@ -124,18 +179,29 @@ def load_here(settings: EngineSettings, events: Events, sampling: Sampling = GRE
 
 
 def here(
-    settings: EngineSettings, job: JobOptions, peers: Peers | None, explained: int | None, events: JobEvents
+    settings: EngineSettings,
+    job: JobOptions,
+    peers: Peers | None,
+    explained: int | None,
+    events: JobEvents,
+    adapter: str | None = None,
 ) -> tuple[OneEngine, JobOptions]:
-    """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown."""
+    """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown. adapter: of
+    the first row.
+    """
+    for each in settings.model.adapters.values():  # also those that are loaded later
+        check_adapter(each)
     if peers:
         peers.begin()
-    loaded = load_here(settings, events, job.sampling)
+    loaded = load_here(dataclasses.replace(settings, model=settings.model.of_rows(adapter)), events, job.sampling)
     if explained:
         target = loaded.engine.target
         if target.mode == "plain":
             raise UsageError(f"--explain: nothing is drafted for {settings.model.name}: {target.reason}")
         job = dataclasses.replace(job, observer_of=events.observers(loaded.tokenizer, explained))
     parts = loaded.engine, loaded.tokenizer, loaded.identity
+    if settings.model.adapter_names:
+        return InTurns(*parts, settings, {adapter: loaded.engine.drafter}), job
     return SharedModel(*parts, peers) if peers else OneEngine(*parts), job
 
 
@@ -175,16 +241,16 @@ def workers(
     """Workers, once one is ready. ray: address of a cluster. Raises LookaheadError if they cannot start or load."""
     model = settings.model
     read_config(*model.source)
-    if model.adapter:
-        check_adapter(model.adapter)
+    adapter = model.adapters.get(None)
+    if adapter:
+        check_adapter(adapter)
 
-    def anywhere(name: str) -> str:
+    def anywhere(name: str | None) -> str | None:
         """A folder by its absolute path; a hub name as it is."""
-        return str(Path(name).absolute()) if Path(name).exists() else name
+        return str(Path(name).absolute()) if name and Path(name).exists() else name
 
-    paths: dict[str, Any] = {
-        name: value and anywhere(value) for name in ("model", "adapter", "tokenizer") for value in [getattr(model, name)]
-    }
+    paths: dict[str, Any] = {"adapter": anywhere(adapter)}
+    paths |= {name: anywhere(getattr(model, name)) for name in ("model", "tokenizer")}
     tries = tuple(str(Path(trie).absolute()) for trie in settings.tries)
     settings = dataclasses.replace(settings, model=dataclasses.replace(model, **paths), tries=tries)
     factory = RayWorkers(ray, settings, job, size or 0) if ray else LocalWorkers(settings, job, size or 1)

@@ -28,11 +28,17 @@ class RowFields:
     prompt.
 
     keep: fields that output rows keep; ("all",): every one. echo: output rows have the prompt, so that it is not kept twice.
+    adapters: names that rows may give.
     Raises UsageError for options that do not go together, a template that cannot be read, or names that output rows use.
     """
 
     def __init__(
-        self, prompt_field: str | None = None, template: str | None = None, keep: Sequence[str] = (), echo: bool = False
+        self,
+        prompt_field: str | None = None,
+        template: str | None = None,
+        keep: Sequence[str] = (),
+        echo: bool = False,
+        adapters: Sequence[str] = (),
     ) -> None:
         if prompt_field is not None and template is not None:
             raise UsageError("--prompt-field and --template both make the prompt: give one of them.")
@@ -40,6 +46,7 @@ class RowFields:
         if taken := sorted(set(keep) & self._own - {"id"}):
             raise UsageError(f"--keep-fields {','.join(keep)}: {', '.join(taken)} stands in output rows, with another meaning.")
         self.prompt_field, self.keep, self._echo = prompt_field, tuple(name for name in keep if name != "id"), echo
+        self.adapters = tuple(adapters)
         self._template: Any = None if template is None else compiled(template)
 
     @property

@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def describe(spec: JobSpec, tries: Sequence[Trie], inputs: Sequence[str]) -> Man
         "machine": f"{platform.machine()} {platform.system()}",
     }
     model = spec.model
-    files = fingerprint_model(model.name, model.revision, model.adapter, model.tokenizer)
+    files = fingerprint_model(model.name, model.revision, model.adapters, model.tokenizer)
     read = [dict[str, Any](path=name) for name in inputs]
     for each, path in zip(read, map(Path, inputs), strict=True):
         if path.is_file():
@@ -151,9 +151,11 @@ def resumed(before: Manifest, now: Manifest, out: Path) -> Manifest:
 
 
 def fingerprint_model(
-    name: str, revision: str | None = None, adapter: str | None = None, tokenizer: str | None = None
+    name: str, revision: str | None, adapters: Mapping[str | None, str], tokenizer: str | None
 ) -> dict[str, str]:
-    """A fingerprint of each file of a model on this machine, of its adapter (adapter/...) and tokenizer (tokenizer/...)."""
+    """A fingerprint of each file of a model on this machine, of its adapters (adapter/..., adapter/NAME/...) and its tokenizer
+    (tokenizer/...).
+    """
     found: dict[str, Path] = {}
 
     def add(prefix: str, folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> None:
@@ -165,8 +167,8 @@ def fingerprint_model(
         found[Path(name).name] = Path(name)
     else:
         add("", model_folder(name, revision), CONFIGS, (*WEIGHTS, "*.py"))
-    if adapter:
-        add("adapter/", model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
+    for named, adapter in adapters.items():
+        add(f"adapter/{named}/" if named else "adapter/", model_folder(adapter), ("adapter_config.json",), ("adapter_model.*",))
     if tokenizer:
         add("tokenizer/", model_folder(tokenizer), ("chat_template.jinja", *TOKENIZER_FILES), ("*.py",))
     return {file: sampled(path) for file, path in found.items()}
@@ -187,4 +189,5 @@ def sampled(path: Path) -> str:
 def _flag(name: str, value: Any) -> str:
     if value is None or value is False:
         return f"no {typed(name)}"
-    return typed(name) if value is True else f"{typed(name)} {value}"
+    values = value if isinstance(value, list) else [value]
+    return typed(name) if value is True else f"{typed(name)} {' '.join(map(str, values))}"

@@ -21,6 +21,7 @@ from lookahead.job.inputs import input_rows
 from lookahead.job.lock import JobFiles
 from lookahead.job.manifest import began
 from lookahead.job.rows import Request, local_time, prompts_of, read_requests
+from lookahead.models.options import ModelOptions
 
 Pair = tuple[list[int], list[int]]
 
@@ -221,7 +222,8 @@ def settings_of(path: str) -> JobSettings:
         manifest = json.loads(JobFiles(Path(path)).manifest.read_text(encoding="utf-8"))
         options = manifest["runs"][-1]["options"]
         inputs = [str(each["path"]) for each in manifest["inputs"]]
-        fields = RowFields(options.get("prompt_field"), template_of(options.get("template")))
+        adapters = ModelOptions(adapter=options.get("adapter")).adapter_names
+        fields = RowFields(options.get("prompt_field"), template_of(options.get("template")), adapters=adapters)
         tokenizer = options.get("tokenizer") or options.get("model")
         asked = tokenizer, bool(options.get("chat")), options.get("system"), fields
         return JobSettings(*asked, inputs, began(manifest["runs"][0]))

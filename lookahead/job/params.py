@@ -48,7 +48,8 @@ class Request:
 
     prompts: several, each text or token ids; each gets n answers. param: the key that a problem is about. tools: of a chat.
     echo: the prompt's text stands before the answer's. number: of the row, from 0 through all files. file: its name where there
-    are several, else "". fingerprint: of id and content. kept: fields that the output row keeps.
+    are several, else "". fingerprint: of id and content. kept: fields that the output row keeps. adapter: a name of one of the
+    job's; None: it names none.
     """
 
     id: Any
@@ -64,6 +65,7 @@ class Request:
     seed: int | None = None
     logprobs: int | Literal[False] | None = None  # False: none, regardless of the job
     prompt_logprobs: int | Literal[False] | None = None
+    adapter: str | None = None
     sampling: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the fields of sampling.Sampling
     tools: Tools | None = None
     openai: bool = False
@@ -79,7 +81,7 @@ class Request:
 
 
 LIMIT_NAMES = ("max_new_tokens", "max_completion_tokens", "max_tokens")
-OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs", "prompt_logprobs")  # fields of Request itself
+OF_REQUEST = ("max_new_tokens", "n", "seed", "logprobs", "prompt_logprobs", "adapter")  # fields of Request itself
 NAMES = (*LIMIT_NAMES, *OF_REQUEST, *limits.NUMBERS, *limits.COUNTS, *limits.LISTS, *limits.OTHERS, *KINDS)
 
 

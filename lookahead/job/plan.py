@@ -104,7 +104,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
         raise UsageError(f"--batch-size {size}: give a number of rows, or auto.")
     batch_size = 1 if spec.reporting.explain else int(size) if size else None  # what is explained comes row by row
     constraint = constraint_of(spec.constraints)
-    fields = RowFields(io.prompt_field, template_of(io.template), keep_of(io.keep_fields), io.echo)
+    fields = RowFields(io.prompt_field, template_of(io.template), keep_of(io.keep_fields), io.echo, spec.model.adapter_names)
     tries = open_tries(drafting.trie, spec.model)
     weights = tuple(trie_weights(drafting.trie_weight, [tries])[0])
     return JobPlan(spec, model, drafts, batch_size, constraint, fields, shard, labels, tries, weights)
@@ -115,7 +115,7 @@ def _check(spec: JobSpec) -> str:
     io, drafting, model, scale_out, reporting = spec.io, spec.drafting, spec.model, spec.scale_out, spec.reporting
     several = bool(scale_out.ray or (scale_out.workers or 1) > 1)
     spread, batched = model.tp_plan or model.device_map, scale_out.batch_size is not None
-    alone = "leave --workers and --ray out"
+    alone, one_model = "leave --workers and --ray out", "give --adapter without NAME="
     _refuse(
         (model.model is None, "name a model: --model org/name or a folder. To try without one: lookahead demo"),
         (not io.input, "name a file of prompts: --input prompts.jsonl (or - for stdin)."),
@@ -126,6 +126,8 @@ def _check(spec: JobSpec) -> str:
         (model.tp_plan and several, f"--tp-plan takes all processes for one model: {alone}."),
         (spread and model.device is not None, "--device-map and --tp-plan choose the devices: leave --device out."),
         (model.adapter and model.tp_plan, "--adapter is merged into whole weights: leave --tp-plan out."),
+        (model.adapter_names and several, f"--adapter NAME=... is for one engine: {alone}, or {one_model}."),
+        (model.adapter_names and reporting.explain, f"--explain shows the steps of one model: {one_model}."),
     )
     if spec.sampling.sampling not in ("greedy", "model"):
         raise UsageError(f"--sampling {spec.sampling.sampling}: choose greedy or model.")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lookahead.decode.limits import shown
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job import openai, params, tools
 from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
@@ -93,7 +94,7 @@ def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, byt
 def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = None, fields: RowFields | None = None) -> Request:
     """A Request, with `problem` set where the row cannot be used. default_id: of a row that has none (default: its line)."""
     default_id, in_batch = line if default_id is None else default_id, openai.is_openai(row)
-    in_batch = in_batch and not (fields and fields.makes_prompts)
+    in_batch, adapters = in_batch and not (fields and fields.makes_prompts), fields.adapters if fields else ()
     request, named = (
         Request(str(default_id) if in_batch else default_id, line, openai=in_batch),
         "custom_id" if in_batch else "id",
@@ -105,10 +106,16 @@ def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = Non
             params.checked_id(row[named], named)
             request = dataclasses.replace(request, id=row[named])
         if not in_batch:
-            return dataclasses.replace(request, **_fields_of(fields.prompted(row) if fields else row))
-        found = openai.fields_of(row)
-        if fields and fields.keep:
-            raise RowError(f"is {NO_FIELDS}", KEEP)
+            found = _fields_of(fields.prompted(row) if fields else row)
+        else:
+            found = openai.fields_of(row)
+            if fields and fields.keep:
+                raise RowError(f"is {NO_FIELDS}", KEEP)
+            if "adapter" not in found and row["body"].get("model") in adapters:  # as vLLM's server has it
+                found["adapter"] = row["body"]["model"]
+        if found.get("adapter") not in (None, *adapters):
+            known = ", ".join(adapters) or "none"
+            raise RowError(f"no --adapter is named {shown(found['adapter'])} (known: {known})", "adapter")
         return dataclasses.replace(request, **found)
     except RowError as error:
         return dataclasses.replace(request, problem=str(error), param=error.param)

@@ -139,10 +139,10 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
     """See `outputs.check_outputs`. files: of a job that writes to a file; those next to it are outputs, too."""
     io, drafting, model, limits = spec.io, spec.drafting, spec.model, spec.constraints
     template = io.template if io.template and is_template_file(io.template) else None
-    hub = {"--model": model.name, "--adapter": model.adapter, "--tokenizer": model.tokenizer}
+    hub = {"--model": [model.name], "--adapter": model.adapters.values(), "--tokenizer": [model.tokenizer]}
     files_read = {"--config": config, "--json-schema": limits.json_schema, "--grammar": limits.grammar, "--template": template}
     reads = [Input("--input", names), Input("--trie", drafting.trie or [])]
-    reads += [*(Input(option, [name], hub=True) for option, name in hub.items())]
+    reads += [*(Input(option, [*found], hub=True) for option, found in hub.items())]
     reads += [*(Input(option, [name]) for option, name in files_read.items())]
     # A trie is only ever added to: one that is drafted from may be, and any other file is refused when it is opened.
     outputs = [Output("-o", io.out, ROWS), Output("--log-file", spec.reporting.log_file)]
@@ -209,7 +209,9 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
         progress.every(METRICS_SECONDS, write_metrics)
         write_metrics()
         if answering and opened.first:
-            answering.run(chain([opened.first], opened.others), options, output.write, stop)
+            in_order = options.in_order and not (spec.model.adapter_names and opened.files)  # else the journal sorts them
+            asked = dataclasses.replace(options, in_order=in_order)
+            answering.run(chain([opened.first], opened.others), asked, output.write, stop)
         write_metrics()
         stopped = events.stopped()
         note_run()
@@ -248,7 +250,8 @@ def _answering(
     elif scale_out.ray or (scale_out.workers or 1) > 1:
         answering = stack.enter_context(engines.workers(settings, options, scale_out.ray, scale_out.workers, events))
     else:
-        answering, options = engines.here(settings, options, peers, explained, events)
+        first = opened.first.adapter if opened.first else None
+        answering, options = engines.here(settings, options, peers, explained, events, first)
     for trie in opened.learned:
         check_same_tokenizer(trie, answering.identity, plan.model)
     return answering, options

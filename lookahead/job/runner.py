@@ -258,7 +258,7 @@ def _ended(answer: _Answer, tokenizer: Any | None, options: JobOptions, model: s
     texts = [None if tokenizer is None else generation.text(tokenizer) for generation in answer.generations]
     logprobs = LogprobsOf(tokenizer)
     if answer.request.openai:
-        name = Path(model).resolve().name if Path(model).exists() else model
+        name = answer.request.adapter or (Path(model).resolve().name if Path(model).exists() else model)
         about = name, int(options.began.timestamp()), options.seed, options.token_ids
         writer = openai.Writer(tokenizer, logprobs, *about)
         prompts: Any = [""] * len(answer.prompts)

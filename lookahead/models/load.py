@@ -100,7 +100,9 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     """
     wished = ModelOptions.of(model, dtype, device, **options)
     name, trust_remote_code, revision = wished.source
-    adapter, device_map, tp_plan = wished.adapter, wished.device_map, wished.tp_plan
+    adapter, device_map, tp_plan = wished.adapters.get(None), wished.device_map, wished.tp_plan
+    if wished.adapter_names:
+        raise UsageError(f"--adapter {wished.adapter_names[0]}=...: only rows of a job name adapters. Give the folder alone.")
     target_device, chosen = _checked(wished)
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)

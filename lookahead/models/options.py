@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lookahead.errors import UsageError
@@ -30,10 +31,11 @@ class ModelOptions(OptionGroup):
         "NAME",
     )
     revision: str | None = option(None, "Branch, tag or commit of the model, if --model is a Hugging Face name.", "NAME")
-    adapter: str | None = option(
+    adapter: Sequence[str] | None = option(
         None,
-        "PEFT adapter (such as LoRA) of the model, merged into its weights. Needs pip install 'lookahead[adapter]'.",
-        "NAME_OR_DIR",
+        "PEFT adapter (such as LoRA) of the model, merged into its weights; with NAME= for the rows of a job that name it; "
+        "repeat for several. Needs pip install 'lookahead[adapter]'.",
+        "[NAME=]NAME_OR_DIR",
     )
     tokenizer: str | None = option(None, "Tokenizer to use instead of the model's own.", "NAME_OR_DIR")
     trust_remote_code: bool = option(False, "Run the Python code that comes with the model or its tokenizer. Read it first.")
@@ -113,6 +115,33 @@ class ModelOptions(OptionGroup):
     def source(self) -> tuple[str, bool, str | None]:
         """(name, trust_remote_code, revision): what its config and its own tokenizer are read by."""
         return self.name, self.trust_remote_code, self.revision
+
+    @property
+    def adapters(self) -> dict[str | None, str]:
+        """Folder or hub name of each adapter, by the name that rows give; None: of rows that name none.
+
+        Raises UsageError for an empty name or folder, and for a name given twice.
+        """
+        found: dict[str | None, str] = {}
+        for item in self.adapter or ():
+            before, equals, after = item.partition("=")
+            name, folder = (before, after) if equals and not Path(item).exists() else (None, item)
+            if not folder or name == "":
+                raise UsageError(f"--adapter {item}: give NAME=FOLDER, such as legal=adapters/legal, or FOLDER alone.")
+            if name in found:
+                twice = f"{name} is given twice" if name else "is a second one without a name: give NAME=FOLDER"
+                raise UsageError(f"--adapter {item}: {twice}.")
+            found[name] = folder
+        return found
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The adapters that rows may name."""
+        return tuple(name for name in self.adapters if name)
+
+    def of_rows(self, adapter: str | None) -> ModelOptions:
+        """The model of rows that name this adapter, or none."""
+        return dataclasses.replace(self, adapter=self.adapters.get(adapter))
 
     def load_tokenizer(self) -> Any | None:
         """The tokenizer that was named, else the model's own; None if the model has none. Raises ModelError if it is broken."""
