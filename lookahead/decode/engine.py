@@ -71,9 +71,8 @@ class DecodingEngine:
         running. The model before is given up first, as there may be no memory for two. Budget and clock continue.
         """
         self.release_cache()
-        self.accounting.pause()  # it remembers rows of the latest step
         del self.target, self.accounting.target
-        gc.collect()
+        gc.collect()  # modules may refer to each other
         self._decode_with(load(), drafter)
 
     @property

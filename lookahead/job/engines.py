@@ -99,11 +99,10 @@ class SharedModel(OneEngine):
 
 @dataclasses.dataclass(frozen=True)
 class InTurns(OneEngine):
-    """Our engine, for one adapter after the other: it answers the rows that wait for an adapter, and those that are read until
-    many wait for others; then the model is loaded anew with the adapter that most wait for.
+    """Our engine, with one adapter after the other. It answers the rows that wait for an adapter, and those read until WAITING
+    rows wait for others; then the model is loaded again, with the adapter that most rows wait for.
 
-    settings: of the job. drafters: by adapter, as answers of one are not drafted from for another; first that of the one that
-    is loaded.
+    settings: of the job. drafters: by adapter, as answers of one do not become drafts of another; at first of the one loaded.
     """
 
     settings: EngineSettings

@@ -1,6 +1,5 @@
 """Rows of several adapters in one job: each is answered as in a job of its own with that adapter."""
 
-import gc
 import json
 import shutil
 import time
@@ -43,9 +42,10 @@ def named(adapters: dict[str, Path]) -> list[object]:
 
 
 def mixed(count: int) -> list[dict[str, Any]]:
-    """Rows of no adapter, of a and of b, in turn."""
-    rows = enumerate(questions(count))
-    return [{**row, **({"params": {"adapter": NAMES[number % 3]}} if number % 3 else {})} for number, row in rows]
+    """Rows of no adapter, of a and of b, in turn, three of each prompt."""
+    prompts = [row["prompt"] for row in questions(count)]
+    rows = [{"id": f"q{number}", "prompt": prompts[number // 3]} for number in range(count)]
+    return [{**row, **({"params": {"adapter": NAMES[number % 3]}} if number % 3 else {})} for number, row in enumerate(rows)]
 
 
 def of_one(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_model_of_an_openai_line_may_name_an_adapter(cli, tmp_path, adapters):
         assert body["choices"][0]["text"] == alone["text"]
 
 
-def test_answers_of_one_adapter_are_no_drafts_of_another(cli, tmp_path):
+def test_answers_of_one_adapter_do_not_become_drafts_of_another(cli, tmp_path):
     """The adapter changes nothing, so that its answers are those of the model."""
     same = adapter_of(tmp_path / "same", 0, changes=False)
     (one,) = questions(1)
@@ -118,13 +118,13 @@ def test_model_of_one_adapter_is_given_up_before_the_next_is_loaded(cli, tmp_pat
     def watched(options: Any) -> Any:
         assert not any(model() for model in loaded)
         target = load_model(options)
+        target.model.hooks_of_it = [target.model]  # only the garbage collector frees it
         loaded.append(weakref.ref(target.model))
         return target
 
     monkeypatch.setattr(engines, "load_model", watched)
     monkeypatch.setattr(engines, "WAITING", 2)
     answered(cli, tmp_path, mixed(9), *named(adapters))
-    gc.collect()
     assert len(loaded) > 2
 
 
