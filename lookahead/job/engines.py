@@ -25,7 +25,7 @@ from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Stop
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalWorkers, RayWorkers, WorkerPool
 from lookahead.models.adapter import check_adapter
-from lookahead.models.load import load_model, read_config
+from lookahead.models.load import check_adapters, load_model, read_config
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity as identity_of
 
@@ -188,8 +188,8 @@ def here(
     """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown. adapter: of
     the first row.
     """
-    for each in settings.model.adapters.values():  # also those that are loaded later
-        check_adapter(each)
+    if settings.model.adapter_names:
+        events.with_spinner(lambda: check_adapters(settings.model), "Checking adapters ...")
     if peers:
         peers.begin()
     loaded = load_here(dataclasses.replace(settings, model=settings.model.of_rows(adapter)), events, job.sampling)

@@ -42,34 +42,33 @@ def check_adapter(adapter: str) -> dict[str, Any]:
     return further
 
 
-def merged(model: Any, adapter: str) -> Any:
-    """The model with the adapter's weights merged into its own, as of `PeftModel.merge_and_unload`.
+def wrapped(model: Any, adapter: str) -> Any:
+    """The model in a PeftModel with the adapter; it may be one without memory for its weights.
 
     Raises what `check_adapter` does, and ModelError if the adapter was made for a model of other shapes, or is of a kind that
     is not merged into weights.
     """
     from peft import PeftModel, get_peft_model_state_dict
-    from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import load_peft_weights
 
     further = check_adapter(adapter)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is missing is checked below
-            wrapped = PeftModel.from_pretrained(model, adapter, **further)
-            of_model = get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
+            found = PeftModel.from_pretrained(model, adapter, **further)
+            of_model = get_peft_model_state_dict(found, save_embedding_layers=False).keys()
             of_file = load_peft_weights(adapter, device="cpu", **further)
-            known = wrapped.load_adapter(adapter, wrapped.active_adapter, **further)  # who loads it first does not tell
+            known = found.load_adapter(adapter, found.active_adapter, **further)  # who loads it first does not tell
     except Exception as error:  # PEFT, torch and the hub raise many kinds
         shapes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
         if shapes:
             raise ModelError(f"{adapter}: was made for a model of other shapes ({shapes[0].rstrip('.')}).") from error
         raise ModelError(f"{adapter}: the adapter cannot be loaded ({first_line(error)}).") from error
-    config = wrapped.active_peft_config
+    config = found.active_peft_config
     kind = getattr(config.peft_type, "value", config.peft_type)
     if getattr(config, "layer_replication", None):  # copies of a layer share its weights, which would get the sum of all
         kind = f"{kind} with layer_replication"
-    elif hasattr(wrapped, "merge_and_unload"):
+    elif hasattr(found, "merge_and_unload"):
         kind = None
     if kind:
         raise ModelError(f"{adapter}: an adapter of type {kind} cannot be merged into a model's weights.")
@@ -80,6 +79,14 @@ def merged(model: Any, adapter: str) -> Any:
         if apart:
             some = f"{min(apart)} and {len(apart) - 1} more" if len(apart) > 1 else min(apart)
             raise ModelError(f"{adapter}: was made for another model: it {what.format(some)}.")
+    return found
+
+
+def merged(model: Any, adapter: str) -> Any:
+    """The model with the adapter's weights merged into its own, as of `PeftModel.merge_and_unload`. Raises as `wrapped`."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    in_peft = wrapped(model, adapter)
     ends = [each for each in (model.get_input_embeddings(), model.get_output_embeddings()) if each is not None]
     shared = len({id(getattr(each, "base_layer", each).weight) for each in ends}) < len(ends)
     if shared and any(isinstance(each, BaseTunerLayer) and not hasattr(each, "token_indices") for each in ends):
@@ -89,6 +96,6 @@ def merged(model: Any, adapter: str) -> Any:
             adapter,
         )
     try:
-        return wrapped.merge_and_unload(safe_merge=True)
+        return in_peft.merge_and_unload(safe_merge=True)
     except Exception as error:
         raise ModelError(f"{adapter}: cannot be merged into the model ({first_line(error)}).") from error

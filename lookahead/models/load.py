@@ -22,7 +22,7 @@ from lookahead.forward.backend import QUANTIZED, backend_of, check_offered
 from lookahead.forward.backends import by_own_settings
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.model_files import check_folder, check_sizes
-from lookahead.models.adapter import check_adapter, merged
+from lookahead.models.adapter import check_adapter, merged, wrapped
 from lookahead.models.checkpoint import check_readable, check_weights
 from lookahead.models.exact import batch_invariance_violation, exact_or_plain, tried_in_half
 from lookahead.models.options import ModelOptions
@@ -147,6 +147,20 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     target = tried_in_half(target)
     _log_setting(target)
     return target.as_tensor_parallel_rank() if tp_plan else target
+
+
+def check_adapters(wished: ModelOptions) -> None:
+    """Raise ModelError for an adapter that cannot be merged into the model, by names and shapes of weights: none are read of a
+    model that all fit.
+    """
+    config = read_config(*wished.source)
+    for name, adapter in wished.adapters.items():
+        check_adapter(adapter)
+        try:
+            with _quiet_transformers():
+                wrapped(empty_model(config, wished.trust_remote_code), adapter)
+        except Exception:  # some kinds, such as PiSSA, read weights
+            load_model(wished.of_rows(name))
 
 
 def unpack_gguf(name: str, folder: str, trust_remote_code: bool = False, revision: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """Rows of several adapters in one job: each is answered as in a job of its own with that adapter."""
 
+import copy
 import json
 import shutil
 import time
@@ -16,6 +17,7 @@ from lookahead.api import LookaheadEngine
 from lookahead.errors import UsageError
 from lookahead.job import engines
 from lookahead.models.load import load_model
+from tests.architectures import tiny_model
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, job_process, questions, rows_of, steady
 from tests.support.loading import refuse_to_load
@@ -23,12 +25,12 @@ from tests.support.loading import refuse_to_load
 NAMES = (None, "a", "b")
 
 
-def adapter_of(folder: Path, seed: int, changes: bool = True) -> Path:
-    """A LoRA adapter of the demo model: random weights, or such that it changes nothing."""
+def adapter_of(folder: Path, seed: int, weights: Any = False, model: Any = None) -> Path:
+    """A LoRA adapter, by default of the demo model. weights: init_lora_weights; False: random, True: it changes nothing."""
     torch.manual_seed(seed)
     targets = ["q_proj", "v_proj", "down_proj"]
-    config = LoraConfig(r=4, lora_alpha=16, target_modules=targets, init_lora_weights=not changes, task_type="CAUSAL_LM")
-    get_peft_model(AutoModelForCausalLM.from_pretrained(MODEL), config).save_pretrained(folder)
+    config = LoraConfig(r=4, lora_alpha=16, target_modules=targets, init_lora_weights=weights, task_type="CAUSAL_LM")
+    get_peft_model(model or AutoModelForCausalLM.from_pretrained(MODEL), config).save_pretrained(folder)
     return folder
 
 
@@ -102,7 +104,7 @@ def test_model_of_an_openai_line_may_name_an_adapter(cli, tmp_path, adapters):
 
 def test_answers_of_one_adapter_do_not_become_drafts_of_another(cli, tmp_path):
     """The adapter changes nothing, so that its answers are those of the model."""
-    same = adapter_of(tmp_path / "same", 0, changes=False)
+    same = adapter_of(tmp_path / "same", 0, weights=True)
     (one,) = questions(1)
     rows = [{**one, "id": number, **asked} for number, asked in enumerate(({}, {"params": {"adapter": "same"}}, {}))]
     options = "--batch-size", 1, "--strategy", "hierarchical", "--decoding-length", 16, "--adapter", f"same={same}"
@@ -153,7 +155,8 @@ def test_unknown_adapter_is_an_error_row_that_lists_those_there_are(cli, tmp_pat
     assert checked.out.startswith(f"{source}:2: no --adapter is named 'c' (known: a, b).\n")
     found = answered(cli, tmp_path, rows, *named(adapters), code=3)
     assert [row["finish_reason"] == "error" for row in found] == [False, True, False]
-    assert found[1]["error"] == {"type": "invalid_row", "message": "line 2: no --adapter is named 'c' (known: a, b).", "line": 2}
+    message = "line 2: no --adapter is named 'c' (known: a, b)."
+    assert found[1]["error"] == {"type": "invalid_row", "message": message, "line": 2}
     found = answered(cli, tmp_path, [{**rows[0], "params": {"adapter": ["a"]}}, rows[0] | {"id": 1}], code=3)
     assert found[0]["error"]["message"] == "line 1: no --adapter is named ['a'] (known: none)."
 
@@ -174,6 +177,20 @@ def test_wrong_adapter_is_refused_before_the_model_is_loaded(cli, tmp_path, monk
     options = [word for item in typed for word in ("--adapter", item)]
     cli.fails(code, "generate", *job(tmp_path, mixed(3), *options), saying=[saying])
     cli.fails(code, "generate", *job(tmp_path, mixed(3), *options), "--dry-run", saying=[saying])
+
+
+def test_adapter_of_another_model_is_refused_before_the_first_row(cli, tmp_path, adapters):
+    other = adapter_of(tmp_path / "other", 0, model=copy.deepcopy(tiny_model("llama")))
+    options = *named({**adapters, "other": other}), "--quiet"
+    cli.fails(1, "generate", *job(tmp_path, mixed(3), *options), saying=["was made for a model of other shapes"])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_adapter_that_is_made_of_the_weights_is_used(cli, tmp_path):
+    pissa = adapter_of(tmp_path / "pissa", 0, weights="pissa")
+    (one,) = questions(1)
+    found = answered(cli, tmp_path, [{**one, "params": {"adapter": "p"}}], "--adapter", f"p={pissa}")
+    assert found == answered(cli, tmp_path, [one], "--adapter", pissa)
 
 
 @pytest.mark.parametrize(
