@@ -226,7 +226,8 @@ def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequen
         notice(f"{log.path}: prompts are read from {', '.join(prompts)}, which its manifest names.")
     fields = known.fields
     if logs.prompt_field or logs.template:
-        fields = RowFields(logs.prompt_field, template_of(logs.template))
+        adapters = fields.adapters if fields else ()
+        fields = RowFields(logs.prompt_field, template_of(logs.template), adapters=adapters)
     chat = known.chat if logs.chat is None else logs.chat
     system = known.system if logs.system is None else logs.system
     return prompts, dataclasses.replace(known, chat=chat, system=system, fields=fields)

@@ -20,6 +20,7 @@ from lookahead.errors import UsageError
 from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.forward.parallel import Peers
 from lookahead.job.events import Events, JobEvents
+from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
 from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Stopped, Write, answer, run_rows
 from lookahead.job.setup import EngineSettings, LoadedEngine
@@ -111,7 +112,7 @@ class InTurns(OneEngine):
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         writer = OrderedWriter(write, job.in_order, FAULTY_BATCHES * self.engine.batch_size)
         unread, waiting = enumerate(requests), defaultdict[str | None, list[tuple[int, Request]]](list)
-        indices: list[int] = []  # of the requests of all turns so far
+        indices: list[int] = []  # of the requests of this turn
 
         def turn(adapter: str | None) -> Iterator[Request]:
             for index, request in chain(waiting.pop(adapter, ()), unread):
@@ -123,11 +124,13 @@ class InTurns(OneEngine):
                 if sum(map(len, waiting.values())) >= WAITING:
                     return
 
+        def put(index: int, ended: FinishedRow) -> None:
+            writer.put(indices[index], ended)
+
         adapter = next(iter(self.drafters))
         while True:
-            before = len(indices)
+            indices.clear()
             with gc_frozen():
-                put = lambda index, ended, before=before: writer.put(indices[before + index], ended)  # noqa: E731
                 answer(self.engine, self.tokenizer, turn(adapter), job, put, stopped)
             if stopped() or not waiting:
                 break
@@ -183,7 +186,7 @@ def here(
     peers: Peers | None,
     explained: int | None,
     events: JobEvents,
-    adapter: str | None = None,
+    adapter: str | None,
 ) -> tuple[OneEngine, JobOptions]:
     """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown. adapter: of
     the first row.
