@@ -37,6 +37,10 @@ class ModelError(LookaheadError):
     """A model folder or name that cannot be loaded or decoded with."""
 
 
+class EngineDiedError(LookaheadError):
+    """An engine has ended, or can no longer be used, with the rows that it was answering."""
+
+
 class ConstraintError(LookaheadError):
     """A JSON schema, regular expression or grammar that cannot be read, or that no answer can keep to."""
 

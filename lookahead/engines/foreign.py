@@ -24,12 +24,13 @@ from lookahead.decode.request import Generation, room_of
 from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.text import found_in, text_of
 from lookahead.draft.options import DraftOptions
-from lookahead.errors import LookaheadError, UsageError, first_line
+from lookahead.errors import EngineDiedError, LookaheadError, UsageError, first_line
 from lookahead.models.options import ModelOptions
 
 log = logging.getLogger(__name__)
 
 OFF = {"typical_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # values that ask for nothing, as 0 and nothing at all
+DEAD = "EngineDeadError"  # vLLM's, which it also raises where it gets a request
 AHEAD = 2  # batches of requests that an engine holds, so that a row begins as soon as one has ended
 ASK_SECONDS = 0.25  # between two calls to the drafter, which may be in another process; answers wait for it that long
 
@@ -144,7 +145,7 @@ class Running:
 class ForeignEngine(abc.ABC):
     """Decodes requests by another engine, `batch_size` at once. steps: of it, if known.
 
-    A subclass starts the engine and sets what is declared here; tokenizer: of the model, for stop texts.
+    A subclass sets what is declared here in `_start`; tokenizer: of the model, for stop texts. deaths: of engines before.
     """
 
     features: EngineFeatures
@@ -154,14 +155,16 @@ class ForeignEngine(abc.ABC):
     quantization: str | None
     target: ForeignTarget
     steps = 0
+    deaths = 0
 
-    def __init__(self, tokenizer: Any | None):
-        self._tokenizer = tokenizer
+    def __init__(self, settings: ForeignSettings, tokenizer: Any | None):
+        self._settings, self._tokenizer = settings, tokenizer
         self._running: dict[str, Running] = {}
         self._ended: list[Generation] = []  # which wait for their counts
         self._asked = 0.0  # clock reading, in seconds
         self._numbers = itertools.count()
         self._counts = False  # our drafter is asked
+        self._start()
 
     def _check(self, sampling: Sampling) -> None:
         """Raise UsageError for what the engine cannot do."""
@@ -171,6 +174,10 @@ class ForeignEngine(abc.ABC):
     def _penalty(self) -> float:
         """Return the repetition penalty of the model's generation config."""
         return float(self.target.own.get("repetition_penalty") or 1.0)
+
+    @abc.abstractmethod
+    def _start(self) -> None:
+        """Start the engine. Raises LookaheadError if it cannot be started."""
 
     @abc.abstractmethod
     def _add(self, name: str, generation: Generation) -> None:
@@ -200,6 +207,13 @@ class ForeignEngine(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """End the engine and free what it holds. It cannot be used any more."""
+
+    def restart(self) -> None:
+        """Start another engine instead of one that has died. Raises LookaheadError if it cannot be started."""
+        self.deaths += 1
+        with contextlib.suppress(Exception):  # of what is left of it
+            self.close()
+        self._start()
 
     def request(
         self,
@@ -259,6 +273,8 @@ class ForeignEngine(abc.ABC):
                 name = str(next(self._numbers))
                 self._add(name, generation)
             except Exception as error:  # engines raise many kinds
+                if type(error).__name__ == DEAD:
+                    raise self._died(error) from error
                 generation.fail(LookaheadError(f"{self.features.title} refuses it: {first_line(error)}."))
                 yield generation
                 continue
@@ -273,13 +289,13 @@ class ForeignEngine(abc.ABC):
         except Exception as error:
             yield from self._ended
             self._ended = []
-            raise LookaheadError(
-                f"{self.features.title} has failed ({type(error).__name__}: {first_line(error)}). The rows before are safe: "
-                "the same command with --resume continues."
-            ) from error
+            raise self._died(error) from error
         due = not self._counts or not self._running or time.perf_counter() - self._asked >= ASK_SECONDS
         if self._ended and due:
             yield from self._counted()
+
+    def _died(self, error: Exception) -> EngineDiedError:
+        return EngineDiedError(f"{self.features.title} has died ({type(error).__name__}: {first_line(error)})")
 
     def _counted(self) -> Iterator[Generation]:
         """Yield those that have ended, with who drafted what they accepted."""

@@ -87,11 +87,13 @@ class SglangEngine(ForeignEngine):
     """Decodes requests by SGLang, `batch_size` at once. tokenizer: of the model; for stop texts."""
 
     features = SGLANG
+    _settings: SglangSettings
 
-    def __init__(self, settings: SglangSettings, tokenizer: Any | None):
-        super().__init__(tokenizer)
+    def _start(self) -> None:
+        settings = self._settings
         self._tasks: dict[asyncio.Task[Any], str] = {}
         self._link: Link | None = None
+        FAILED.clear()  # signals of an engine that has died
         if settings.own is None and settings.drafts.strategy != "off":
             if unknown := unknown_version():
                 log.warning("lookahead: %s. SGLang answers without drafts.", unknown)

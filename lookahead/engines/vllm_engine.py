@@ -82,9 +82,10 @@ class VllmEngine(ForeignEngine):
     """Decodes requests by vLLM, `batch_size` at once. tokenizer: of the model; for stop texts. steps: of vLLM."""
 
     features = VLLM
+    _settings: VllmSettings
 
-    def __init__(self, settings: VllmSettings, tokenizer: Any | None):
-        super().__init__(tokenizer)
+    def _start(self) -> None:
+        settings = self._settings
         self._engine = _started(settings)
         config = self._engine.vllm_config
         self.batch_size = int(config.scheduler_config.max_num_seqs)

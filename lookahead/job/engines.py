@@ -16,9 +16,10 @@ from lookahead.decode.engine import Clock
 from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.engines.foreign import FEATURES, ForeignSettings
-from lookahead.errors import UsageError
+from lookahead.errors import EngineDiedError, UsageError
 from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.forward.parallel import Peers
+from lookahead.job.deaths import Retries, Task
 from lookahead.job.events import Events, JobEvents
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
@@ -169,7 +170,8 @@ class Workers(Answering):
         reports = self.engine.reports
         memory = max((report.peak_memory for report in reports), default=0)
         path = next((report.path for report in reports if report.path), "")
-        return {"workers": len(reports), **super().used(), "peak_memory_bytes": memory, "path": path}
+        deaths = {"engine_deaths": self.engine.deaths}
+        return {"workers": len(reports), **super().used(), **deaths, "peak_memory_bytes": memory, "path": path}
 
 
 def load_here(settings: EngineSettings, events: Events, sampling: Sampling = GREEDY) -> LoadedEngine:
@@ -213,8 +215,41 @@ class InEngine(Answering):
 
     name: str
 
+    def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
+        """As `run_rows`. An engine that dies is replaced, and its rows are asked again."""
+        tasks = (Task(index, request) for index, request in enumerate(requests))
+        writer, retries = OrderedWriter(write, job.in_order, FAULTY_BATCHES * self.engine.batch_size), Retries(seed=job.seed)
+        held: dict[int, Task] = {}  # by number of the request
+
+        def hold(group: Iterable[Task]) -> Iterator[Request]:
+            for task in group:
+                held[task.request.number] = task
+                yield task.request
+
+        def put(_: int, ended: FinishedRow) -> None:
+            retries.row_has_ended()
+            writer.put(held.pop(ended.number).index, ended)
+
+        with gc_frozen():
+            while not stopped():
+                group = retries.next_group()
+                try:
+                    answer(self.engine, self.tokenizer, hold(group or tasks), job, put, stopped)
+                    if not group:
+                        break
+                except EngineDiedError as error:
+                    if stopped():  # Ctrl-C reaches the engine's processes, too
+                        break
+                    for index, ended in retries.died(held.values(), str(error)):
+                        held.pop(ended.number)
+                        writer.put(index, ended)
+                    log.warning("%s: it starts again, and its %d rows are asked again.", error, len(held))
+                    held.clear()
+                    self.engine.restart()
+        writer.finish()
+
     def used(self) -> dict[str, Any]:
-        return {"engine": self.name, **super().used()}
+        return {"engine": self.name, **super().used(), "engine_deaths": self.engine.deaths}
 
 
 def in_engine(name: str, settings: ForeignSettings, tries: Sequence[Trie], events: Events) -> InEngine:

@@ -29,9 +29,10 @@ from lookahead.cluster.connect import connected
 from lookahead.decode.engine import DecodingEngine
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.memory import gc_frozen, peak_memory
+from lookahead.job.deaths import Retries, Task
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
-from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Put, Stopped, Write, answer, failed
+from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Put, Stopped, Write, answer
 from lookahead.job.setup import EngineSettings
 from lookahead.native import cache as kernel_cache
 from lookahead.native.cores import usable_cores
@@ -44,9 +45,6 @@ REPORT_SECONDS = 0.2  # a worker with nothing to tell answers after so long
 TICK_SECONDS = 0.1  # after which `stopped` is asked at the latest
 BATCHES_AHEAD = 2  # requests that a worker holds, in batches
 REMEMBERED = 4096  # answers of all that a worker receives which comes later
-MOST_LOSSES = 3  # of workers that held a row; then it fails
-LOSSES_IN_A_ROW = 5  # of each worker while no row ends; then the job fails
-LOST = "WorkerLost"  # the type of the error of such a row
 
 Emitted = tuple[list[int], list[int]]  # the last ids of a prompt, the answer's
 
@@ -163,21 +161,15 @@ class WorkerFactory(Protocol):
 
 
 @dataclasses.dataclass
-class _Task:
-    """A request with its index, and how many workers were lost that held it."""
-
-    index: int
-    request: Request
-    losses: int = 0
-
-
-@dataclasses.dataclass
 class _WorkerState:
-    """A worker at work. heard: how much of what all have emitted it has received, or emitted itself."""
+    """A worker at work. heard: how much of what all have emitted it has received, or emitted itself. retries: it answers rows
+    with which another was lost, and gets no others before they have ended.
+    """
 
     number: int
     handle: WorkerHandle
-    tasks: dict[int, _Task] = dataclasses.field(default_factory=dict)  # by number of the request
+    tasks: dict[int, Task] = dataclasses.field(default_factory=dict)  # by number of the request
+    retries: bool = False
     report: Report = dataclasses.field(default_factory=Report)
     call: Future[Report] | None = None
     heard: int = 0
@@ -195,8 +187,7 @@ class WorkerPool:
         self._workers = [_WorkerState(number, factory.start(number)) for number in range(factory.size)]
         self._emitted: collections.deque[tuple[_WorkerState, Emitted]] = collections.deque(maxlen=REMEMBERED)
         self._emitted_in_all = 0
-        self._again: collections.deque[_Task] = collections.deque()  # what lost workers held
-        self._losses = 0  # since a row has ended
+        self._retries = Retries(factory.size)  # what lost workers held
         self._notices: set[str] = set()
         self._speedups_of_lost: list[Speedup | None] = []
 
@@ -217,6 +208,11 @@ class WorkerPool:
         return max((report.batch_size for report in self.reports), default=1)
 
     @property
+    def deaths(self) -> int:
+        """Workers that were lost."""
+        return self._retries.deaths
+
+    @property
     def speedup(self) -> Speedup | None:
         """Speedup of all workers together, lost ones included; None if none has one."""
         return total((*self._speedups_of_lost, *(report.speedup for report in self.reports)))
@@ -228,32 +224,41 @@ class WorkerPool:
 
     def run(self, requests: Iterable[Request], in_order: bool, write: Write, stopped: Stopped = lambda: False) -> None:
         """Run rows as `runner.run_rows` does. Raises LookaheadError also where workers are lost one after the other."""
-        tasks = (_Task(index, request) for index, request in enumerate(requests))
+        tasks = (Task(index, request) for index, request in enumerate(requests))
         writer = OrderedWriter(write, in_order, FAULTY_BATCHES * self.batch_size * len(self._workers))
         while not stopped() and self._exchange(tasks, writer.put):
             pass
         writer.finish()
 
-    def _exchange(self, tasks: Iterator[_Task], put: Put) -> bool:
+    def _exchange(self, tasks: Iterator[Task], put: Put) -> bool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for worker in self._workers:
             if worker.call is None:
-                wanted = BATCHES_AHEAD * worker.report.batch_size - len(worker.tasks) if worker.is_ready else 0
-                lost = (self._again.popleft() for _ in range(len(self._again)))  # what lost workers held comes first
-                new = list(itertools.islice(itertools.chain(lost, tasks), max(0, wanted)))
+                new = self._next_tasks(worker, tasks) if worker.is_ready else []
                 worker.tasks.update((task.request.number, task) for task in new)
                 behind = min(self._emitted_in_all - worker.heard, len(self._emitted))
                 latest = itertools.islice(self._emitted, len(self._emitted) - behind, None)
                 news = [emitted for who, emitted in latest if who is not worker]
                 worker.heard = self._emitted_in_all
                 worker.call = worker.handle.exchange([task.request for task in new], news)
-        if self.reports and not self._again and not any(worker.tasks for worker in self._workers):
+        if self.reports and not self._retries and not any(worker.tasks for worker in self._workers):
             return False
         done, _ = wait([worker.call for worker in self._workers if worker.call], TICK_SECONDS, FIRST_COMPLETED)
         for worker in self._workers:
             if worker.call in done:
                 self._take_in(worker, put)
         return True
+
+    def _next_tasks(self, worker: _WorkerState, tasks: Iterator[Task]) -> list[Task]:
+        """What a worker gets. Where rows are asked again, it first ends what it has."""
+        if self._retries or worker.retries:
+            if worker.tasks:
+                return []
+            group = self._retries.next_group()
+            worker.retries = bool(group)
+            if group:
+                return group
+        return list(itertools.islice(tasks, max(0, BATCHES_AHEAD * worker.report.batch_size - len(worker.tasks))))
 
     def _take_in(self, worker: _WorkerState, put: Put) -> None:
         call, worker.call = worker.call, None
@@ -271,7 +276,7 @@ class WorkerPool:
                 log.warning("%s", notice)
         worker.report = report
         for ended in report.ended:
-            self._losses = 0
+            self._retries.row_has_ended()
             if self._learn:
                 self._emitted.extend((worker, token_ids) for token_ids in ended.emitted)
                 self._emitted_in_all += len(ended.emitted)
@@ -279,22 +284,13 @@ class WorkerPool:
 
     def _replace(self, worker: _WorkerState, reason: str, put: Put) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
-        self._losses += 1
-        if self._losses >= LOSSES_IN_A_ROW * len(self._workers):
-            raise LookaheadError(
-                f"{self._losses} workers were lost one after the other ({reason}). The rows before are safe: the same command "
-                "with --resume continues."
-            )
-        log.warning("worker %d was lost (%s): another takes its %d rows.", worker.number + 1, reason, len(worker.tasks))
+        given_up = self._retries.died(worker.tasks.values(), reason)
+        again = len(worker.tasks) - len(given_up)
+        log.warning("worker %d was lost (%s): another takes its %d rows.", worker.number + 1, reason, again)
         worker.handle.dismiss()
         self._speedups_of_lost.append(worker.report.speedup)
-        for task in worker.tasks.values():
-            task.losses += 1
-            if task.losses < MOST_LOSSES:
-                self._again.append(task)
-            else:
-                message = f"{task.request.where}: {task.losses} workers were lost that held this row ({reason})"
-                put(task.index, failed(task.request, message, LOST))
+        for task_index, ended in given_up:
+            put(task_index, ended)
         index = self._workers.index(worker)
         self._workers[index] = _WorkerState(worker.number, self._factory.start(worker.number))
 

@@ -18,12 +18,13 @@ import pytest
 
 from lookahead.cluster.connect import connected
 from lookahead.errors import LookaheadError
+from lookahead.job.deaths import ENGINE_DIED, MOST_DEATHS
 from lookahead.job.journal import FinishedRow
 from lookahead.job.progress import JobTotals
 from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
-from lookahead.job.workers import LOST, MOST_LOSSES, Emitted, Report, Worker, WorkerHandle, WorkerPool, cores_each
+from lookahead.job.workers import Emitted, Report, Worker, WorkerHandle, WorkerPool, cores_each
 from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
@@ -128,20 +129,22 @@ def test_workers_are_told_what_others_said_once_and_not_what_they_said_themselve
     assert not any(worker.heard for worker in factory.started)
 
 
-def test_row_that_every_worker_dies_of_fails_and_the_others_are_answered():
-    factory, rows = PlayedWorkers(2, deadly=["q7"]), {}
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("deadly", [["q7"], ["q7", "q8"], ["q7", "q20", "q39"]])
+def test_only_the_rows_that_workers_die_of_fail(size, deadly):
+    factory, rows = PlayedWorkers(size, deadly=deadly), []
     with WorkerPool(factory) as pool:
-        pool.run(requests_of(40), True, lambda ended: rows.update({ended.row["id"]: ended}))
-    assert len(rows) == 40
-    assert {name for name, ended in rows.items() if ended.error} <= {f"q{n}" for n in range(20)}
-    assert rows["q7"].error == LOST
-    assert f"line 8: {MOST_LOSSES} workers were lost that held this row (preempted)" in rows["q7"].row["error"]["message"]
+        pool.run(requests_of(40), True, rows.append)
+    assert [ended.number for ended in rows] == list(range(40))
+    assert {ended.row["id"]: ended.error for ended in rows if ended.error} == dict.fromkeys(deadly, ENGINE_DIED)
+    said = f"line 8: the engine died {MOST_DEATHS} times while it answered this row alone (preempted)"
+    assert rows[7].row["error"] == {"type": ENGINE_DIED, "message": said, "line": 8}
 
 
 def test_job_ends_when_workers_are_lost_one_after_the_other():
     with (
         WorkerPool(PlayedWorkers(2, losses=1.0)) as pool,
-        pytest.raises(LookaheadError, match=r"lost one after the other \(preempted\)"),
+        pytest.raises(LookaheadError, match=r"engines died one after the other \(preempted\)"),
     ):
         pool.run(requests_of(5), True, lambda ended: None)
 
