@@ -6,9 +6,9 @@ several files FILE:LINE); "params" may set max_new_tokens, n, seed and anything 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import datetime
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +18,7 @@ from lookahead.decode.limits import shown
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job import openai, params, tools
 from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
+from lookahead.job.ids import SeenIds
 from lookahead.job.inputs import Shard, fingerprint, input_rows
 from lookahead.job.params import Request, RowError
 from lookahead.printable import printable
@@ -53,20 +54,25 @@ def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Requ
 
 
 def without_duplicates(requests: Iterable[Request]) -> Iterator[Request]:
-    """The second request with an id gets a problem that names both lines. Remembers 8 bytes of each id and its line."""
-    seen: dict[bytes, tuple[int, str]] = {}
+    """The second request with an id gets a problem that names both lines. See `SeenIds` for what that remembers."""
+    seen, files, begins, end = SeenIds(), list[str](), list[int](), 0  # begins: of each file, as if all were one
     for request in requests:
         if request.problem:
             yield request
             continue
-        key = hashlib.blake2b(json.dumps(request.id).encode(), digest_size=8).digest()
-        line, file = seen.setdefault(key, (request.line, request.file))
-        if (line, file) == (request.line, request.file):
+        if not files or request.file != files[-1]:
+            files.append(request.file)
+            begins.append(end)
+        line = begins[-1] + request.line
+        first, end = seen.add(json.dumps(request.id), line), max(end, line)
+        if first is None:
             yield request
             continue
-        problem = f"the id {json.dumps(request.id)} stands on {Request(None, line, file=file).where}, too"
+        index = bisect.bisect_left(begins, first) - 1
+        before = Request(None, first - begins[index], file=files[index]).where
         names = ("id", "line", "openai", "kept", "number", "file", "fingerprint")
-        yield Request(problem=problem, **{name: getattr(request, name) for name in names})
+        about = {name: getattr(request, name) for name in names}
+        yield Request(problem=f"the id {json.dumps(request.id)} stands on {before}, too", **about)
 
 
 def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, bytes]) -> Iterator[Request]:
