@@ -248,6 +248,11 @@ class InEngine(Answering):
                     self.engine.restart()
         writer.finish()
 
+    def close(self) -> None:
+        """End the engine: this process would wait for its processes for ever."""
+        with contextlib.suppress(Exception):  # it may have ended itself
+            self.engine.close()
+
     def used(self) -> dict[str, Any]:
         return {"engine": self.name, **super().used(), "engine_deaths": self.engine.deaths}
 

@@ -247,6 +247,7 @@ def _answering(
     scale_out, explained = plan.spec.scale_out, plan.spec.reporting.explain
     if plan.spec.model.engine != "hf":
         answering = engines.in_engine(plan.spec.model.engine, plan.foreign_settings(), plan.tries, events)
+        stack.callback(answering.close)
     elif scale_out.ray or (scale_out.workers or 1) > 1:
         answering = stack.enter_context(engines.workers(settings, options, scale_out.ray, scale_out.workers, events))
     else:
