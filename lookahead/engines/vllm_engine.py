@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any
 
 from lookahead.decode.constraint import Constraint
@@ -87,6 +90,7 @@ class VllmEngine(ForeignEngine):
     def _start(self) -> None:
         settings = self._settings
         self._engine = _started(settings)
+        _watch(self._engine.engine_core)
         config = self._engine.vllm_config
         self.batch_size = int(config.scheduler_config.max_num_seqs)
         self.device = str(config.device_config.device_type)
@@ -152,6 +156,25 @@ class VllmEngine(ForeignEngine):
         self._engine.engine_core.shutdown()
         del self._engine
         gc.collect()
+
+
+def _watch(core: Any) -> None:
+    """Let calls fail when vLLM's process is killed: vLLM waits for its outputs without end. Nothing where it has none."""
+    processes = getattr(getattr(getattr(core, "resources", None), "engine_manager", None), "processes", None)
+    if not processes or not hasattr(core, "outputs_queue"):
+        return
+    resources, outputs, calls = core.resources, core.outputs_queue, core.utility_results
+
+    def report() -> None:
+        wait([process.sentinel for process in processes])
+        resources.engine_dead = True  # first: calls after that fail at once
+        error = ChildProcessError("its process has ended")
+        outputs.put(error)
+        for call in list(calls.values()):
+            with contextlib.suppress(Exception):  # it has been answered
+                call.set_exception(error)
+
+    threading.Thread(target=report, name="vLLM watch", daemon=True).start()
 
 
 def _logprobs(sample: Any, generation: Generation) -> list[TokenLogprobs]:

@@ -249,7 +249,7 @@ class InEngine(Answering):
         writer.finish()
 
     def close(self) -> None:
-        """End the engine: this process would wait for its processes for ever."""
+        """End the engine: else this process waits for its processes without end."""
         with contextlib.suppress(Exception):  # it may have ended itself
             self.engine.close()
 

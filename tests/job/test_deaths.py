@@ -5,14 +5,19 @@ The engine is that of benchmarks/long_job.py: a process that kills itself at ran
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import queue
 import signal
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.long_job import DyingEngine, check, install, rows_of
-from lookahead.engines.vllm_engine import VllmSettings
+from lookahead.engines.vllm_engine import VllmSettings, _watch
 from lookahead.errors import EngineDiedError, LookaheadError
 from lookahead.job.deaths import DEATHS_IN_A_ROW, ENGINE_DIED, MOST_DEATHS, PARTS, Retries, Task
 from lookahead.job.rows import Request
@@ -134,3 +139,17 @@ def test_rows_of_a_dead_engine_are_divided_down_to_single_ones():
     assert (index, ended.row["id"], ended.error) == (0, "q0", ENGINE_DIED)
     with pytest.raises(LookaheadError, match="5 engines died one after the other"):
         retries.died([], "x")
+
+
+def test_a_killed_process_of_vllm_fails_the_calls_that_wait_for_it():
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    process.start()
+    resources = SimpleNamespace(engine_dead=False, engine_manager=SimpleNamespace(processes=[process]))
+    core = SimpleNamespace(resources=resources, outputs_queue=queue.Queue(), utility_results={1: Future()})
+    _watch(core)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert isinstance(core.outputs_queue.get(timeout=60), ChildProcessError)
+    with pytest.raises(ChildProcessError):
+        core.utility_results[1].result(timeout=60)
+    assert resources.engine_dead
