@@ -221,6 +221,29 @@ def test_a_job_that_is_killed_is_resumed(engine, tmp_path):
         assert line.endswith(f" {count}")
 
 
+@installed
+def test_a_process_of_an_engine_that_is_killed_is_replaced(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")  # as on a GPU
+    source, out = write_jsonl(tmp_path / "in.jsonl", questions(60)), tmp_path / "out.jsonl"
+    common = ("--max-new-tokens", 40, "--token-ids")
+    own = answered(source, tmp_path / "own.jsonl", *common)
+    process = started("--input", source, "-o", out, *common, *OPTIONS[engine])
+    while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= 5):
+        time.sleep(0.02)
+    name = {"vllm": b"VLLM::EngineCore", "sglang": b"sglang::scheduler"}[engine]
+    os.kill(next(pid for pid in descendants(process.pid) if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(name)), 9)
+    _, err = process.communicate()
+    assert process.returncode == 0, err[-2000:]
+    assert len([line for line in err.splitlines() if "has died" in line and "rows are asked again" in line]) == 1
+    assert [row["token_ids"] for row in rows_of(out)] == [row["token_ids"] for row in own]
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that they have."""
+    children = [int(each) for task in Path(f"/proc/{pid}/task").glob("*/children") for each in task.read_text().split()]
+    return children + [each for child in children for each in descendants(child)]
+
+
 @pytest.mark.vllm
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not HAS["vllm"], reason="vLLM is not installed")
