@@ -241,9 +241,7 @@ def _started(arguments: dict[str, Any]) -> Any:
         engine = Engine(**arguments, custom_sigquit_handler=_ended)
         engine.loop.run_until_complete(_receiving(engine.tokenizer_manager))
         watchdog = getattr(engine.tokenizer_manager, "_subprocess_watchdog", None)
-        if (
-            watchdog is not None
-        ):  # of newer versions: it would end this process, too, some seconds after one of SGLang's has ended
+        if watchdog is not None:  # newer versions end this process, too, some seconds after one of theirs has ended
             watchdog._hard_exit_fn = lambda code: None
         for each in (signal.SIGTERM, signal.SIGQUIT):  # SGLang's end this process, and rows that are not written yet
             engine.loop.remove_signal_handler(each)

@@ -68,9 +68,8 @@ class Retries:
             task = held[0]
             task.deaths += 1
             if task.deaths >= MOST_DEATHS:
-                message = (
-                    f"{task.request.where}: the engine died {task.deaths} times while it answered this row alone ({reason})"
-                )
+                what = f"the engine died {task.deaths} times while it answered this row alone ({reason})"
+                message = f"{task.request.where}: {what}"
                 return [(task.index, failed(task.request, message, ENGINE_DIED, self._seed))]
         size = -(-len(held) // PARTS)
         self._groups.extend(held[begin : begin + size] for begin in range(0, len(held), max(1, size)))

@@ -102,7 +102,7 @@ def test_a_killed_job_continues_and_its_engine_still_dies(tmp_path):
     job = Program(MAIN, *options(tmp_path, 0.02), "--resume", "--quiet")
     _, err = job.communicate()
     assert job.returncode == 3, err
-    assert check(source, out, 1500) == 4
+    assert check(source, out, 1500, kills=2) == 4
 
 
 def test_a_request_that_a_dead_engine_gets_is_not_refused_but_asked_again():
