@@ -7,6 +7,7 @@ The program runs as `python -c CODE ARGUMENTS` does, to the end of its interpret
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -26,7 +27,6 @@ MODULES = (
     "lookahead_cli.app",
 )
 Task = dict[str, Any]
-_forever = contextlib.ExitStack()
 MOST_BYTES = 1 << 20  # of a task
 
 
@@ -34,14 +34,14 @@ def preload() -> None:
     """What jobs on the demo model and edits of tries import and compile. torch must not have computed anything at a fork."""
     import torch
 
-    from lookahead.forward.memory import gc_frozen
     from tests.support import compiled
 
     for name in MODULES:
         importlib.import_module(name)
     torch.set_num_threads(1)
     compiled.usual()
-    _forever.enter_context(gc_frozen())  # nobody looks through half a million objects again, so their pages stay shared
+    gc.collect()
+    gc.freeze()  # nobody looks through half a million objects again, so their pages stay shared
 
 
 def serve(path: str) -> Task:
