@@ -153,7 +153,9 @@ def _memory(plan: JobPlan, lengths: Sequence[tuple[int, int]]) -> int | None:
         return round(weights + kept)
     folder = model_folder(model.name, model.revision)
     read = sum(path.stat().st_size for path in folder.glob("*.safetensors")) if folder else 0
-    return round(2 * weights + kept + read + peak_memory(device))
+    stored = getattr(config, "dtype", None)  # what 16 bits hold stays in 16 bits
+    laid_out = weights * min(1.0, stored.itemsize / dtype.itemsize if isinstance(stored, torch.dtype) else 1.0)
+    return round(weights + laid_out + kept + read + peak_memory(device))
 
 
 def keep(found: JobEstimate, options: Mapping[str, Any], inputs: Sequence[str]) -> None:
