@@ -6,10 +6,12 @@ several files FILE:LINE); "params" may set max_new_tokens, n, seed and anything 
 
 from __future__ import annotations
 
-import bisect
+import contextlib
 import dataclasses
 import datetime
+import hashlib
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,6 @@ from lookahead.decode.limits import shown
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.job import openai, params, tools
 from lookahead.job.fields import KEEP, NO_FIELDS, RowFields
-from lookahead.job.ids import SeenIds
 from lookahead.job.inputs import Shard, fingerprint, input_rows
 from lookahead.job.params import Request, RowError
 from lookahead.printable import printable
@@ -26,6 +27,8 @@ from lookahead.tokenizer import chat_text
 
 if TYPE_CHECKING:
     from lookahead.decode.sampling import Sampling
+
+IDS_KIB = 1 << 15  # of memory that ids of rows take
 
 
 def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Request]:
@@ -54,25 +57,33 @@ def read_requests(*names: str, fields: RowFields | None = None) -> Iterator[Requ
 
 
 def without_duplicates(requests: Iterable[Request]) -> Iterator[Request]:
-    """The second request with an id gets a problem that names both lines. See `SeenIds` for what that remembers."""
-    seen, files, begins, end = SeenIds(), list[str](), list[int](), 0  # begins: of each file, as if all were one
-    for request in requests:
-        if request.problem:
-            yield request
-            continue
-        if not files or request.file != files[-1]:
-            files.append(request.file)
-            begins.append(end)
-        line = begins[-1] + request.line
-        first, end = seen.add(json.dumps(request.id), line), max(end, line)
-        if first is None:
-            yield request
-            continue
-        index = bisect.bisect_left(begins, first) - 1
-        before = Request(None, first - begins[index], file=files[index]).where
-        names = ("id", "line", "openai", "kept", "number", "file", "fingerprint")
-        about = {name: getattr(request, name) for name in names}
-        yield Request(problem=f"the id {json.dumps(request.id)} stands on {before}, too", **about)
+    """The second request with an id gets a problem that names both lines.
+
+    64 bits of each id and its line are kept in a temporary database: on disk, but for IDS_KIB of them. Raises LookaheadError if
+    that has no room.
+    """
+    with contextlib.closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as seen:
+        seen.executescript(
+            f"PRAGMA journal_mode = OFF; PRAGMA cache_size = -{IDS_KIB};"
+            "CREATE TABLE ids (key INTEGER PRIMARY KEY, line INTEGER, file TEXT); BEGIN"
+        )
+        for request in requests:
+            if request.problem:
+                yield request
+                continue
+            key = int.from_bytes(hashlib.blake2b(json.dumps(request.id).encode(), digest_size=8).digest(), "big", signed=True)
+            row = key, request.line, request.file
+            try:
+                is_new = seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?, ?)", row).rowcount
+            except sqlite3.Error as error:
+                raise LookaheadError(f"the ids of rows cannot be kept ({error}): make room for temporary files.") from error
+            if is_new:
+                yield request
+                continue
+            line, file = seen.execute("SELECT line, file FROM ids WHERE key = ?", (key,)).fetchone()
+            problem = f"the id {json.dumps(request.id)} stands on {Request(None, line, file=file).where}, too"
+            names = ("id", "line", "openai", "kept", "number", "file", "fingerprint")
+            yield Request(problem=problem, **{name: getattr(request, name) for name in names})
 
 
 def left_to_do(requests: Iterable[Request], shard: Shard, done: Mapping[int, bytes]) -> Iterator[Request]:

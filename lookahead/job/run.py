@@ -219,6 +219,8 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
             source, resources = drafting.source_name or OUTPUTS, BuildResources(notice=events.notice)
             save_learned(output, drafting.save_trie, answering.identity, plan.model, resources, source)
             if drafting.history and Path(drafting.history).exists():
+                from lookahead.trie.prune import drop_oldest
+
                 drop_oldest(drafting.history, drafting.history_tokens, resources)
         if not stopped:
             output.finish(options.in_order)
@@ -323,20 +325,6 @@ class Stream(AnswerStore):
         self.totals.merge(ended.counts)
         if self._learn:
             self._learned += [TokenDocument(np.array([*before, *ids], np.int32), OUTPUTS) for before, ids in ended.emitted]
-
-
-def drop_oldest(path: str, most: int, resources: BuildResources) -> None:
-    """Make a trie hold at most that many tokens: whole sources go, the first added first; the latest is pruned if need be."""
-    from lookahead.trie.prune import prune_trie
-
-    sources = Trie(path).header.sources  # in the order in which they were added
-    left, dropped = sum(source.tokens for source in sources), 0
-    while left > most and dropped < len(sources) - 1:
-        left -= sources[dropped].tokens
-        dropped += 1
-    if dropped or left > most:
-        limit = most if left > most else None
-        prune_trie(path, path, max_tokens=limit, drop_sources=[s.name for s in sources[:dropped]], resources=resources)
 
 
 def save_learned(

@@ -106,6 +106,18 @@ def prune_trie(
         return writer.finish(header_like(trie.header, sources, described))
 
 
+def drop_oldest(path: str | Path, max_tokens: int, resources: BuildResources | None = None) -> None:
+    """Make a trie hold at most that many tokens: whole sources go, the first added first; the latest is pruned if need be."""
+    sources = Trie(path).header.sources  # in the order in which they were added
+    left, dropped = sum(source.tokens for source in sources), 0
+    while left > max_tokens and dropped < len(sources) - 1:
+        left -= sources[dropped].tokens
+        dropped += 1
+    if dropped or left > max_tokens:
+        limit = max_tokens if left > max_tokens else None
+        prune_trie(path, path, max_tokens=limit, drop_sources=[s.name for s in sources[:dropped]], resources=resources)
+
+
 class _Pruning:
     """The passes of pruning one segment: mark (suffixes), choose (units of documents), write.
 

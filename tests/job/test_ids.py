@@ -1,14 +1,15 @@
-"""Ids that occur more than once: found as a dictionary finds them, in memory that does not grow with ids that are counted."""
+"""Ids that occur more than once: found as a dictionary finds them, in memory that does not grow."""
 
 import json
 import random
-import tracemalloc
+import sqlite3
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.job import ids
-from lookahead.job.ids import SeenIds
+from lookahead.errors import LookaheadError
+from lookahead.job import rows as job_rows
 from lookahead.job.rows import Request, without_duplicates
 
 NAMES = st.one_of(
@@ -16,41 +17,38 @@ NAMES = st.one_of(
     st.builds("{}{}".format, st.sampled_from(["", "q", "q0", "q-", "7", "1.", '"', "é\n"]), st.integers(0, 30)),
     st.sampled_from(["", "q", "007", "q00", "9" * 40]),
 )
-STRETCHES = st.lists(st.tuples(NAMES, st.integers(1, 12)), max_size=20)
 
 
 @settings(deadline=None)
-@given(STRETCHES, st.sampled_from([1, 2, 5]))
-def test_ids_are_found_as_a_dictionary_finds_them(stretches, shortest):
-    """A stretch counts up from an id, and repeats one that has no number."""
-    seen, known, line = SeenIds(), dict[str, int](), 0
-    ids.SHORTEST_RUN = shortest
-    for first, length in stretches:
-        for offset in range(length):
-            line += 1
-            counted = f"{first}{offset}" if isinstance(first, str) else first + offset
-            name = json.dumps(counted)
-            assert seen.add(name, line) == known.get(name)
-            known.setdefault(name, line)
+@given(st.lists(NAMES, max_size=120))
+def test_ids_are_found_as_a_dictionary_finds_them(names):
+    known: dict[str, int] = {}
+    found = without_duplicates(Request(name, line, prompt="p") for line, name in enumerate(names, 1))
+    for line, (name, request) in enumerate(zip(names, found, strict=True), 1):
+        before = known.setdefault(json.dumps(name), line)
+        assert request.problem == ("" if before == line else f"the id {json.dumps(name)} stands on line {before}, too")
 
 
-def test_table_grows_with_its_ids():
+def test_more_ids_than_memory_is_given_are_found(monkeypatch):
+    monkeypatch.setattr(job_rows, "IDS_KIB", 64)
     draw = random.Random(1)
-    names = [f'"{draw.getrandbits(64):x}x"' for _ in range(20_000)]
-    seen = SeenIds()
-    assert not any(seen.add(name, line) for line, name in enumerate(names, 1))
-    assert [seen.add(name, 0) for name in names] == list(range(1, 20_001))
+    names = [f"{draw.getrandbits(64):x}" for _ in range(20_000)]
+    found = [*without_duplicates(Request(name, line, prompt="p") for line, name in enumerate(names * 2, 1))]
+    assert not any(request.problem for request in found[: len(names)])
+    assert [request.problem.split()[-2] for request in found[len(names) :]] == [f"{n}," for n in range(1, len(names) + 1)]
 
 
-def test_ids_that_are_counted_take_no_memory():
-    seen = SeenIds()
-    tracemalloc.start()
-    for line in range(1, 50_000):
-        assert seen.add(f'"row-{line}"', line) is None
-    grown, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert grown < 10_000
-    assert seen.add('"row-777"', 60_000) == 777
+def test_disk_without_room_for_ids_is_one_error(monkeypatch):
+    connect = sqlite3.connect
+
+    def connect_to_little(*arguments, **options):
+        database = connect(*arguments, **options)
+        database.execute("PRAGMA max_page_count = 8")
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", connect_to_little)
+    with pytest.raises(LookaheadError, match=r"the ids of rows cannot be kept \(database or disk is full\): make room"):
+        list(without_duplicates(Request(line, line, prompt="p") for line in range(1, 20_000)))
 
 
 def test_the_second_row_names_the_line_of_the_first_in_its_file():
