@@ -62,14 +62,13 @@ OTHER_FILES = (
 )
 # Names of things, sizes of formats, and what follows from other constants.
 NOT_TUNED = {
-    "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "DEPTHS", "RECENT", "BINS", "CHAINS"),
+    "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "RECENT", "BINS", "CHAINS"),
     "draft/calibration.py": ("FIRST_BIN", "LEAST", "OCTAVE"),
     "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "BINARY"),
     "draft/experts.py": ("LEAST_WEIGHT",),
     "draft/mixture.py": ("BY_ORDERS",),
     "draft/own_text.py": ("TOKEN", "CHAIN"),
     "draft/sorted_text.py": ("END", "FEW"),
-    "draft/priors.py": ("TYPICAL_ORDER", "FORMULA_STRENGTH"),  # of what serves where the package has no priors
     "draft/recycled.py": ("ANY", "KINDS"),
 }
 

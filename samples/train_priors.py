@@ -18,9 +18,10 @@ import numpy as np
 
 from lookahead.bench.replay import Pair, replay_with
 from lookahead.draft.calibration import Calibration
+from lookahead.draft.cells import CELLS
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.priors import FORMULA_STRENGTH, Priors, formula
+from lookahead.draft.priors import UNTRAINED, Priors
 from lookahead.files.atomic import replacing
 from lookahead.job.pairs import pairs_of, read_log
 from lookahead.trie.file import Trie
@@ -48,9 +49,8 @@ def main() -> None:
 
 def train(workloads: list[tuple[list[Pair], list[Trie]]]) -> dict[str, np.ndarray]:
     """lambdas, over all workloads, cold and warm."""
-    start = formula()
-    unsure = Priors(start.lambdas, None, strength=1e-3)
-    earned = np.stack([start.lambdas * FORMULA_STRENGTH, np.full_like(start.lambdas, FORMULA_STRENGTH)], axis=1)
+    unsure = Priors(np.full(CELLS, UNTRAINED, np.float32), None, strength=1e-3)
+    earned = np.tile(np.array([UNTRAINED, 1], np.float32), (CELLS, 1))
     for pairs, tries in workloads:
         for opened in [[], tries] if tries else [[]]:
             drafter = Drafter(opened, DraftOptions(decoding_length=2), priors=unsure)

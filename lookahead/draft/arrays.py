@@ -12,15 +12,13 @@ EXPERTS = 48
 STEPS = 12  # context lengths kept of one context in one text
 COLUMNS = 18  # of the table of texts, see sorted_text.py
 MOST_SAMPLED = 32  # occurrences of one step that are looked at
-SKIPPED = 16  # occurrences in a text that are looked at behind a context without its last token
-COMMONNESS = 1 << 18  # token ids that are distinguished by how common they are
+SKIPPED = 16  # occurrences in a text of the token before the last that are looked at
 CHAINS = 4
 LEADERS = 32
 PER_CHAIN = 16  # occurrences taken of each chain of a row's own text, see own_text.py
 MOST_OCCURRENCES = CHAINS * PER_CHAIN
 RECENT = 33  # tokens of a context that are looked at
 BINS = 8 * 24 + 8
-DEPTHS = 32  # from the root on; deeper nodes count as the last
 OWN_COLUMNS = 7  # see own_text.py
 MOST_THREADS = 64  # that draft
 RANGES = 1 << 13  # narrowed ranges of sorted suffixes that a thread remembers
@@ -29,15 +27,12 @@ TREE_TOKENS, TREE_PARENTS, TREE_SOURCES, TREE_MATCHES = range(4)  # of a row's t
 # One thread's scratch space. A node is one of the tree that is being grown, the root first.
 SCRATCH: Layout = {
     "keys": (np.int64, ("nodes", 2)),  # token and parent of each node
-    "steps": (
-        np.int64,
-        ("nodes + 1", "texts", STEPS, 4),
-    ),  # see sorted_text.py; the last: of the context before the root's token
-    "made": (np.int64, ("nodes + 1", "texts", 2)),
-    "skips": (np.int32, ("nodes + 1", 2, "skips", 2)),  # see experts.py: token and source
-    "skip_counts": (np.float32, ("nodes + 1", 2, "skips")),
-    "skip_totals": (np.float32, ("nodes + 1", 2)),
-    "skipped": (np.int64, ("nodes + 1", 2)),  # tokens found, -1 if not looked for yet
+    "steps": (np.int64, ("nodes", "texts", STEPS, 4)),  # see sorted_text.py
+    "made": (np.int64, ("nodes", "texts", 2)),
+    "skips": (np.int32, ("nodes + 1", "skips", 2)),  # see experts.py: token and source; the last: before the root's token
+    "skip_counts": (np.float32, ("nodes + 1", "skips")),
+    "skip_totals": (np.float32, ("nodes + 1",)),
+    "skipped": (np.int64, ("nodes + 1",)),  # tokens found, -1 if not looked for yet
     "aligned": (np.int64, ("nodes", "texts + 1", 4)),  # see mixture.py
     "best": (np.int64, ("nodes", 2)),  # longest match in the own text and its position
     "candidates": (np.int32, ("candidates", 5)),  # see planner.py
@@ -53,10 +48,10 @@ SCRATCH: Layout = {
     "experts": (np.int64, (EXPERTS,)),  # their cells
     "expert_values": (np.float32, (EXPERTS, 2)),  # lambda, share of the token that was emitted
     "current": (np.int64, ("texts",)),
-    "sample": (np.int64, ("offers", 3)),  # occurrences that are sampled: positions, the tokens behind them and one further
+    "sample": (np.int64, ("offers", 2)),  # occurrences that are sampled: positions and the tokens behind them
     "touched": (np.int64, ("offers",)),  # slots that an expert credits, as often as texts offer them
     "own_slots": (np.int64, (SLOTS, 2)),  # and the match length of the first occurrence found
-    "used_factors": (np.int32, (SLOTS, 6)),
+    "used_factors": (np.int32, (SLOTS, 4)),
     "chains": (np.int64, (CHAINS,)),  # slots in the own text's hash tables
     "recent": (np.int64, (RECENT,)),  # the context's last tokens, newest first
     "ranges": (np.int64, (RANGES, 3)),  # narrowed before, see sorted_text.py
@@ -69,9 +64,6 @@ SHARED: Layout = {
     "weights": (np.float32, ("texts",)),  # of an occurrence in each text: given x trust
     "given": (np.float32, ("texts",)),
     "trust": (np.float32, ("texts", 3)),  # see mixture.py
-    "common": (np.int64, (LEADERS, 3)),
-    "commonness": (np.uint8, (COMMONNESS,)),  # see mixture.py
-    "common_shares": (np.float32, (LEADERS,)),
     "lambdas": (np.float32, ("cells",)),
     "earned": (np.float32, ("cells", 2)),
     "factors": (np.float32, ("factors",)),
@@ -79,10 +71,8 @@ SHARED: Layout = {
     "edges": (np.float32, (BINS,)),
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
-    "by_depth": (np.float32, (DEPTHS,)),
-    "counted_by_depth": (np.float64, (2, DEPTHS)),
     "used": (np.int64, (2,)),  # texts that hold anything, which come first; 1 if what was recycled is asked
-    "recycled_keys": (np.int32, ("entries", 3)),  # see recycled.py
+    "recycled_keys": (np.int32, ("entries", 2)),  # see recycled.py
     "recycled_seen": (np.int32, ("entries",)),
     "recycled_tokens": (np.int32, ("entries", "best")),
     "recycled_weights": (np.float32, ("entries", "best")),
@@ -94,8 +84,6 @@ ROWS: Layout = {
     "own": (np.int64, ("rows", OWN_COLUMNS)),
     "steps": (np.int64, ("rows", "texts", STEPS, 4)),
     "made": (np.int64, ("rows", "texts", 2)),
-    "steps_before": (np.int64, ("rows", "texts", STEPS, 4)),  # of the context without its last token
-    "made_before": (np.int64, ("rows", "texts", 2)),
     "aligned": (np.int64, ("rows", "texts + 1", 4)),
     "trees": (np.int32, ("rows", 4, "nodes")),  # TREE_TOKENS, ...
     "reach": (np.float32, ("rows", 2, "nodes")),  # computed and calibrated probability of the path

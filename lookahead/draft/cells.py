@@ -16,8 +16,8 @@ ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
 ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
 HITS, MISSES, SEENS = 4, 4, 5
 RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the recycled experts
-SKIP_CELLS = RECYCLED_CELLS + len(KINDS) * SEENS * SHARES * RANKS  # first cell of the experts that skip a token
-CELLS = SKIP_CELLS + 2 * SEENS
+SKIP_CELLS = RECYCLED_CELLS + KINDS * SEENS * SHARES * RANKS  # first cell of the expert that skips a token
+CELLS = SKIP_CELLS + SEENS
 PROMPT, OUTPUT, SESSION, RECYCLED = range(4)  # sources; tries follow
 
 # Columns of a slot: one token that some expert proposes.
@@ -30,10 +30,10 @@ GAVE, MIXTURE_GAVE, LATEST = range(3)
 # Columns of an aligned position: where the broken match would be now, its order when it broke, misses, hits since the last
 # miss.
 AT, BEFORE, MISSED, HIT = range(4)
-BINARY = 14  # buckets of how far back a token stood, and of how often
+BINARY = 14  # buckets of how far back a token stood
 # Of each kind of key, what a rank counts in the number of a factor. There are PLACED ranks; one more: not among them.
-RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])
-UNRANKED = (PLACED + 1) ** 3 - 1
+RANKED = np.array([PLACED + 1, 1])
+UNRANKED = (PLACED + 1) ** 2 - 1
 
 
 # Buckets are sums of comparisons: a chain of branches is mispredicted too often to be cheap.
@@ -88,9 +88,6 @@ def recycled_cell(kind, seen, share, rank):
 
 
 @inlined
-def skip_cell(one, tokens):
-    """Cell of an expert that skips the last token. one: 1 if occurrences agree in one token before that, 0 if in two or more.
-
-    tokens: that it proposes, different ones.
-    """
-    return SKIP_CELLS + one * SEENS + _seen_bucket(tokens)
+def skip_cell(tokens):
+    """Cell of the expert that skips the last token and proposes that many different ones."""
+    return SKIP_CELLS + _seen_bucket(tokens)

@@ -24,10 +24,10 @@ from lookahead.draft.cells import AT, CELLS, RECYCLED, SESSION
 from lookahead.draft.growth import TreeBuilder
 from lookahead.draft.mixture import FACTORS, FIRST_GRADIENTS
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.own_text import OwnText, update_top_tokens
+from lookahead.draft.own_text import OwnText
 from lookahead.draft.priors import Priors, load_priors
 from lookahead.draft.recycled import ANY, BEST, ENTRIES, Recycled
-from lookahead.draft.sorted_text import SIZE, VOCABULARY, SortedText, table_of
+from lookahead.draft.sorted_text import SortedText, table_of
 from lookahead.draft.sources import DraftSource, Grown, Limits, Sources
 from lookahead.draft.tree import DraftTree, as_parallel, root_only
 from lookahead.native.threads import run_in
@@ -136,7 +136,6 @@ class Drafter:
         self._unread: deque[Answer] = deque()  # which the memory does not hold yet, as many as it has room for
         self._unread_tokens = 0
         self._refresh_texts()
-        self._find_common()
 
     @property
     def wants_runner_up(self) -> bool:
@@ -165,7 +164,7 @@ class Drafter:
             return
         self.remember(())
         self.calibration.refit()
-        self.shared.curve[:], self.shared.by_depth[:] = self.calibration.curve, self.calibration.by_depth
+        self.shared.curve[:] = self.calibration.curve
         for row in unread:
             text, row.unread = row.text, None
             row.own.clear(len(text))
@@ -277,9 +276,6 @@ class Drafter:
             return
         self.session.append_documents(answers)
         self._refresh_texts()
-        tokens = np.concatenate([np.asarray(output, np.int64) for _, output in answers])
-        update_top_tokens(self.shared.texts, self.shared.weights, tokens, self.shared.common, self.shared.commonness)
-        self._share_common()
 
     def forget(self) -> None:
         """Be as new: nothing remembered, nothing learned. No row may be running."""
@@ -290,14 +286,13 @@ class Drafter:
         self.recycled_utility = SourceUtility()
         self._learn_from(self._priors)
         self._refresh_texts()
-        self._find_common()
 
     def warm_up(self) -> None:
         """Compile the kernels (once per machine), so that the first draft is not slower."""
         probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
         row = probe.start([0, 1, 0, 1])
         one, best = np.zeros(1, np.int32), (np.zeros((1, BEST), np.int32), np.zeros((1, BEST), np.float32))
-        probe.recycled.add(one, one - 1, one.astype(np.int64) + 1, np.full((1, 2), ANY, np.int32), *best)
+        probe.recycled.add(one, one - 1, one.astype(np.int64) + 1, np.full(1, ANY, np.int32), *best)
         row.draft()
         row.accept([0])
         row.finish()
@@ -361,20 +356,8 @@ class Drafter:
         self.shared.lambdas, self.shared.earned = priors.fresh()
         self.shared.factors[:] = 1
         self.shared.learned[:] = 0, FIRST_GRADIENTS
-        self.shared.counted[:], self.shared.counted_by_depth[:] = 0, 0
+        self.shared.counted[:] = 0
         self.shared.trust[:] = 0
         self.shared.weights[:] = self.shared.given
         self.shared.refresh()
-        self.calibration = Calibration(priors.calibration, self.shared.counted, self.shared.counted_by_depth)
-
-    def _find_common(self) -> None:
-        """The most frequent tokens of all sorted texts."""
-        shared = self.shared
-        shared.common[:], shared.commonness[:] = 0, 0
-        tokens = np.arange(int(shared.texts[:, VOCABULARY].max()))
-        update_top_tokens(shared.texts, shared.weights, tokens, shared.common, shared.commonness)
-        self._share_common()
-
-    def _share_common(self) -> None:
-        total = float((self.shared.weights * self.shared.texts[:, SIZE]).sum())
-        self.shared.common_shares[:] = self.shared.common[:, 1] / max(total, 1.0)
+        self.calibration = Calibration(priors.calibration, self.shared.counted)

@@ -63,6 +63,7 @@ from lookahead.native.kernels import inlined
 
 # A wide range is represented by that many occurrences, evenly, for each share that can matter; by MOST_SAMPLED at most.
 RESOLUTION = np.float32(4.0)
+LAST = 2  # experts that are asked behind all matches
 LEAST_WEIGHT = np.float32(1e-30)  # of all occurrences of an expert; they may weigh nothing
 
 
@@ -112,7 +113,7 @@ def ask_aligned(shared, scratch, own, node, stamp, floor, actual):
     for k in range(shared.used[0] + 1):
         text = len(shared.texts) if k == 0 else k - 1
         at = scratch.aligned[node, text, AT]
-        if at < 0 or rank == EXPERTS - 4 or (rank > 0 and rest < floor):
+        if at < 0 or rank == EXPERTS - LAST or (rank > 0 and rest < floor):
             continue
         if k == 0:
             token = np.int64(own.log[TOKEN, at + 1]) if at + 1 < own.length else END
@@ -155,10 +156,9 @@ def next_other_order(shared, scratch, node):
 @inlined
 def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
     """The runner-up tokens behind the key of this kind; the cell is -1 if there is no such key."""
-    second = scratch.recent[1] if have > 1 else np.int64(ANY)
-    third = scratch.recent[2] if have > 2 else np.int64(ANY)
     cell, share = np.int64(-1), np.float32(0.0)
-    entry, _ = entry_of(shared.recycled_keys, kind, scratch.recent[0], second, third)
+    before = scratch.recent[1] if have > 1 else np.int64(ANY)
+    entry, _ = entry_of(shared.recycled_keys, kind, scratch.recent[0], before)
     if entry >= 0:
         tokens, weights = shared.recycled_tokens[entry], shared.recycled_weights[entry]
         total = np.float32(0.0)
@@ -293,95 +293,62 @@ def ask_other(shared, scratch, node, other_order, stamp, rest, rank, floor, actu
 
 
 @inlined
-def ask_skip(shared, scratch, node, one, stamp, rest, actual):
-    """Credit what stands two tokens behind the occurrences of the context without its last token; the cell is -1 if
-    there is none.
-
-    one: 1 if occurrences need to agree in one token only, 0 if in two or more.
-    """
-    before = scratch.keys[node, 1] if node > 0 else np.int64(len(scratch.made) - 1)
-    if scratch.skipped[before, one] < 0:
-        _find_skips(shared, scratch, before, one, scratch.recent[1])
-    found, share, cell = scratch.skipped[before, one], np.float32(0.0), np.int64(-1)
+def ask_skip(shared, scratch, node, stamp, rest, actual):
+    """Credit what stands two tokens behind the occurrences of the token before the last; the cell is -1 if there is nothing."""
+    before = scratch.keys[node, 1] if node > 0 else np.int64(len(scratch.skipped) - 1)
+    if scratch.skipped[before] < 0:
+        _find_skips(shared, scratch, before, scratch.recent[1])
+    found, share, cell = scratch.skipped[before], np.float32(0.0), np.int64(-1)
     if found > 0:
-        cell = skip_cell(one, found)
-        each = np.float32(1.0) / max(scratch.skip_totals[before, one], LEAST_WEIGHT)
+        cell = skip_cell(found)
+        each = np.float32(1.0) / max(scratch.skip_totals[before], LEAST_WEIGHT)
         gain = rest * shared.lambdas[cell] * each
         for k in range(found):
-            token, count = np.int64(scratch.skips[before, one, k, 0]), scratch.skip_counts[before, one, k]
+            token, count = np.int64(scratch.skips[before, k, 0]), scratch.skip_counts[before, k]
             slot = slot_of(scratch, stamp, token)
             if scratch.values[slot, BEST] > 0:  # it is a match that tells its source
                 scratch.values[slot, P] += gain * count
             else:
-                credit(scratch, slot, gain * count, scratch.skips[before, one, k, 1], 0)
+                credit(scratch, slot, gain * count, scratch.skips[before, k, 1], 0)
             if token == actual:
                 share = count * each
     return cell, share
 
 
 @inlined
-def _find_skips(shared, scratch, node, one, token):
-    """Note what stands two tokens behind the occurrences of a node's context: its children share it. token: the context's
-    last.
-    """
+def _find_skips(shared, scratch, node, token):
+    """Note what stands two tokens behind the occurrences of a node's token: its children share it."""
     texts, found, total = shared.texts, np.int64(0), np.float32(0.0)
-    sample, filled, begin = scratch.sample, np.int64(0), np.int64(0)
+    sample, filled = scratch.sample, np.int64(0)
     for text in range(shared.used[0]):
-        filled = _sample_skips(shared, scratch, node, one, token, text, 0, filled)
+        low, high = first_range(texts, text, token)
+        filled = sample_range(texts, text, low, high - low, SKIPPED, sample, filled)
     filled = np.int64(0)
     for text in range(shared.used[0]):
-        filled = _sample_skips(shared, scratch, node, one, token, text, 1, filled)
+        low, high = first_range(texts, text, token)
+        filled = sample_positions(texts, text, min(high - low, SKIPPED), np.int64(1), sample, filled)
     filled = np.int64(0)
     for text in range(shared.used[0]):
-        begin, filled = filled, _sample_skips(shared, scratch, node, one, token, text, 2, filled)
-        weighted, source = texts[text, WEIGHTS] > 0, texts[text, SOURCE]
+        low, high = first_range(texts, text, token)
+        weighted, source, begin = texts[text, WEIGHTS] > 0, texts[text, SOURCE], filled
+        filled += min(high - low, SKIPPED)
         for k in range(begin, filled):
-            follows = sample[k, 2]
-            if sample[k, 1] == END:
+            follows = token_at(texts, text, sample[k, 0] + 2)
+            if token_at(texts, text, sample[k, 0] + 1) == END:
                 continue
             count = shared.weights[text] * weight_at(texts, text, sample[k, 0]) if weighted else shared.weights[text]
             total += count
             if follows == END:
                 continue
             at = np.int64(0)
-            while at < found and scratch.skips[node, one, at, 0] != follows:
+            while at < found and scratch.skips[node, at, 0] != follows:
                 at += 1
             if at == found:
-                scratch.skips[node, one, found, 0], scratch.skips[node, one, found, 1] = follows, source
-                scratch.skip_counts[node, one, found] = np.float32(0.0)
+                scratch.skips[node, found, 0], scratch.skips[node, found, 1] = follows, source
+                scratch.skip_counts[node, found] = np.float32(0.0)
                 found += 1
-            scratch.skip_counts[node, one, at] += count
-    scratch.skipped[node, one], scratch.skip_totals[node, one] = found, total
-
-
-@inlined
-def _sample_skips(shared, scratch, node, one, token, text, round, filled):
-    """A round of reading (see `sample_range`) the occurrences in a text behind which a skip looks, SKIPPED at most."""
-    texts, steps, sample = shared.texts, scratch.steps, scratch.sample
-    number, left, low, width, prefix = np.int64(0), np.int64(SKIPPED), np.int64(0), np.int64(0), np.int64(1)
-    while left > 0:
-        if one == 1:
-            low, high = first_range(texts, text, token)
-            width, prefix, longer = high - low, np.int64(1), number == 0 and low < high
-        else:
-            longer = has_step(texts, steps, scratch.made, scratch.keys, node, text, number, scratch.ranges)
-            low, prefix = steps[node, text, number, LOW], steps[node, text, number, PREFIX]
-            width = steps[node, text, number, HIGH] - low
-            longer = longer and steps[node, text, number, ORDER] > 1
-        if not longer:
-            break
-        if round == 0:
-            sample_range(texts, text, low, width, left, sample, filled)
-        elif round == 1:
-            sample_positions(texts, text, min(width, left), prefix, sample, filled)
-        else:
-            for k in range(filled, filled + min(width, left)):
-                position = sample[k, 0] + prefix
-                sample[k, 1], sample[k, 2] = token_at(texts, text, position), token_at(texts, text, position + 1)
-        filled += min(width, left)
-        left -= min(width, left)
-        number += 1
-    return filled
+            scratch.skip_counts[node, at] += count
+    scratch.skipped[node], scratch.skip_totals[node] = found, total
 
 
 @inlined
@@ -404,23 +371,4 @@ def ask_leaders(shared, scratch, own, stamp, rest, rank, actual):
             slots[slot, SLOT_OWN], slots[slot, SLOT_POSITION] = 0, position - 1
         if token == actual:
             share = count * each
-    return cell, share
-
-
-@inlined
-def ask_common(shared, scratch, stamp, rest, rank, actual):
-    """The most frequent tokens of all other texts, for any context."""
-    slots, share = scratch.slots, np.float32(0.0)
-    cell = cell_of(0, OTHER, np.float32(1e6), shared.common_shares[0], rank)
-    believed = shared.lambdas[cell]
-    for k in range(LEADERS):
-        token = shared.common[k, 0]
-        if shared.common_shares[k] == 0:
-            break
-        slot = slot_of(scratch, stamp, token)
-        credit(scratch, slot, rest * believed * shared.common_shares[k], shared.common[k, 2], 0)
-        if slots[slot, SLOT_OTHER] == NEVER:
-            slots[slot, SLOT_OTHER] = 0
-        if token == actual:
-            share = shared.common_shares[k]
     return cell, share

@@ -12,9 +12,9 @@ lambda is the mean of what the expert's *cell* has earned so far: cells tell exp
 occurrences, share of the most frequent successor, and rank: how many were asked before, recycled ones not counted. After the
 longest match there has broken off, *aligned* experts stand first: they continue where the broken match would be now, as text
 that was copied with one word changed does. Before the shorter matches (ASKED), *recycled* experts propose the runner-up tokens
-there (recycled.py). Then two experts *skip* the last token: they propose what stands two tokens behind the occurrences of the
-context without it, as text does in which one word is another. Last, order 0 offers the most frequent tokens. Learned factors
-rescore each token (`rescore`).
+there (recycled.py). Then one expert *skips* the last token: it proposes what stands two tokens behind the occurrences of the
+token before it, as text does in which one word is another. Last, order 0 offers the most frequent tokens of the own text.
+Learned factors rescore each token (`rescore`).
 
 Worked example: own text "a b a b", context "... b": one own expert of order 2 (one occurrence, "a" follows), lambda .6, and one
 of order 1 with the same occurrence, skipped; then P(a) = .6 and .4 is left for order 0.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lookahead.draft.arrays import COMMONNESS, EXPERTS
+from lookahead.draft.arrays import EXPERTS
 from lookahead.draft.cells import (
     ALIGNED,
     AT,
@@ -51,9 +51,9 @@ from lookahead.draft.cells import (
     order_bucket,
 )
 from lookahead.draft.experts import (
+    LAST,
     ask,
     ask_aligned,
-    ask_common,
     ask_leaders,
     ask_other,
     ask_own,
@@ -71,17 +71,15 @@ from lookahead.native.kernels import fetch_entry, inlined
 MEMORY = 250.0  # observations that a cell remembers
 
 # Rescoring factors of a token: by orders at which own and other text propose it and the longest order there is; by how far back
-# it stands in the own text and how common it is in other text; by its ranks among what was recycled behind the last two tokens,
-# the last one, and the two before it; by the last token; by the token itself; by both. What has 4 factors of each has them by
-# whether own text proposes the token, and other text. Tokens share factors if their hashes agree.
+# it stands in the own text; by its ranks among what was recycled behind the last two tokens and the last one; by the token
+# itself. What has 4 factors of each has them by whether own text proposes the token, and other text. Tokens share factors if
+# their hashes agree.
 BY_ORDERS = 0
 BY_POSITION = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
-BY_RECYCLED = BY_POSITION + BINARY * BINARY
-LAST_TOKENS, TOKENS, PAIRS = 1 << 10, 1 << 12, 1 << 14
-BY_LAST = BY_RECYCLED + 4 * (UNRANKED + 1)
-BY_TOKEN = BY_LAST + 4 * LAST_TOKENS
-BY_PAIR = BY_TOKEN + 4 * TOKENS
-FACTORS = BY_PAIR + PAIRS
+BY_RECYCLED = BY_POSITION + BINARY
+BY_TOKEN = BY_RECYCLED + 4 * (UNRANKED + 1)
+TOKENS = 1 << 12
+FACTORS = BY_TOKEN + 4 * TOKENS
 RATE = FIRST_GRADIENTS = 0.1  # of AdaGrad: step size, sum of squares at the beginning
 MIN_LEARN_PROB = np.float32(1e-3)  # probability of a token that was wrong, from which its factors learn
 MAX_RESCORE = np.float32(8.0)  # times as probable as by the experts: no token gets there by its factors
@@ -114,9 +112,9 @@ def mix(shared, scratch, own, node, have, floor, actual):
     nearest = chains > 0  # occurrences that agree in one token only are still to be found
     own_order = longest_own_match(scratch, node, occurrences)  # bucket of the next own expert
     own_used, own_total = np.int64(0), np.int64(0)
-    kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
+    kind = np.int64(0 if shared.used[1] > 0 else KINDS)  # of the next recycled expert
     recycled = np.int64(0)  # experts asked that are recycled
-    while rest >= floor and rank < EXPERTS - 4:  # two that skip a token and two of order 0 come last
+    while rest >= floor and rank < EXPERTS - LAST:
         other_order = next_other_order(shared, scratch, node)
         if nearest and own_order == 0 and other_order <= 1:
             nearest, before = False, occurrences
@@ -125,7 +123,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             )
             own_order = np.int64(occurrences > before)
         cell, share = np.int64(-1), np.float32(0.0)
-        if kind < len(KINDS) and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
+        if kind < KINDS and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
             cell, share = ask_recycled(shared, scratch, kind, have, stamp, rest, rank - recycled, actual)
             kind += 1
             recycled += cell >= 0
@@ -142,20 +140,14 @@ def mix(shared, scratch, own, node, have, floor, actual):
             ask(scratch, rank, cell, lambdas[cell], share)
             rest *= np.float32(1.0) - lambdas[cell]
             rank += 1
-    for one in range(2):
-        if rest >= floor and have > 1:
-            cell, share = ask_skip(shared, scratch, node, one, stamp, rest, actual)
-            if cell >= 0:
-                ask(scratch, rank, cell, lambdas[cell], share)
-                rest *= np.float32(1.0) - lambdas[cell]
-                rank += 1
+    if rest >= floor and have > 1:
+        cell, share = ask_skip(shared, scratch, node, stamp, rest, actual)
+        if cell >= 0:
+            ask(scratch, rank, cell, lambdas[cell], share)
+            rest *= np.float32(1.0) - lambdas[cell]
+            rank += 1
     if rest >= floor and own.top_tokens[0, 1] > 0:
         cell, share = ask_leaders(shared, scratch, own, stamp, rest, rank - recycled, actual)
-        ask(scratch, rank, cell, lambdas[cell], share)
-        rest *= np.float32(1.0) - lambdas[cell]
-        rank += 1
-    if rest >= floor and shared.common_shares[0] > 0:
-        cell, share = ask_common(shared, scratch, stamp, rest, rank - recycled, actual)
         ask(scratch, rank, cell, lambdas[cell], share)
         rank += 1
     return rank
@@ -184,12 +176,6 @@ def _of_token(token):
 
 
 @inlined
-def _of_pair(token, last):
-    """Index of the factor of a token behind another."""
-    return BY_PAIR + ((token * 40503 + last * 1640531527 >> 7) & (PAIRS - 1))
-
-
-@inlined
 def rescore(shared, scratch, own, asked, least, actual):
     """Multiply each token's probability by learned factors and normalise with the mass of "none of these".
 
@@ -203,19 +189,13 @@ def rescore(shared, scratch, own, asked, least, actual):
             longest = scratch.experts[e] // (2 * COUNTS * SHARES * RANKS)
             break
     total, after = np.float32(0.0), np.float32(0.0)
-    last = scratch.recent[0]
-    of_last = BY_LAST + 4 * ((last * 40503) & (LAST_TOKENS - 1))
     for slot in range(np.uint64(scratch.counters[1])):
         token = np.int64(slots[slot, SLOT_TOKEN])
         if values[slot, P] * MAX_RESCORE >= least or token == actual:
-            by_token, by_pair = _of_token(token), _of_pair(token, last)
             fetch_latest(own, token)
-            fetch_entry(shared.commonness, token & (COMMONNESS - 1))
-            fetch_entry(factors, by_token)
-            fetch_entry(factors, by_pair)
+            fetch_entry(factors, _of_token(token))
             if actual >= 0:
-                fetch_entry(shared.learned, 2 * by_token)
-                fetch_entry(shared.learned, 2 * by_pair)
+                fetch_entry(shared.learned, 2 * _of_token(token))
     for slot in range(np.uint64(scratch.counters[1])):
         probability = values[slot, P]
         total += probability
@@ -223,18 +203,14 @@ def rescore(shared, scratch, own, asked, least, actual):
         if probability * MAX_RESCORE >= least or token == actual:
             own_order, other_order = slots[slot, SLOT_OWN], slots[slot, SLOT_OTHER]
             groups = (own_order < NEVER) + 2 * (other_order < NEVER)
-            position, common = latest_position(own, token), np.int64(shared.commonness[token & (COMMONNESS - 1)])
-            back = binary_bucket(own.length - position) if position >= 0 else 0
+            position = latest_position(own, token)
             by_orders = BY_ORDERS + (own_order * (NEVER + 1) + other_order) * ORDERS + longest
-            by_position = BY_POSITION + back * BINARY + common
+            by_position = BY_POSITION + (binary_bucket(own.length - position) if position >= 0 else 0)
             by_recycled = BY_RECYCLED + slots[slot, SLOT_RECYCLED] * 4 + groups
-            by_last = of_last + groups
-            by_token, by_pair = _of_token(token) + groups, _of_pair(token, last)
+            by_token = _of_token(token) + groups
             if actual >= 0:
-                used[slot, 0], used[slot, 1], used[slot, 2] = by_orders, by_position, by_recycled
-                used[slot, 3], used[slot, 4], used[slot, 5] = by_last, by_token, by_pair
-            probability *= factors[by_orders] * factors[by_position] * factors[by_recycled]
-            probability *= factors[by_last] * factors[by_token] * factors[by_pair]
+                used[slot, 0], used[slot, 1], used[slot, 2], used[slot, 3] = by_orders, by_position, by_recycled, by_token
+            probability *= factors[by_orders] * factors[by_position] * factors[by_recycled] * factors[by_token]
             values[slot, P] = probability
         after += probability
     scale = np.float32(1.0) / (after + max(np.float32(1e-6), np.float32(1.0) - total))
@@ -305,7 +281,7 @@ def _learn_factors(shared, scratch, actual):
             gradient += np.float32(1.0)
         elif gradient > -MIN_LEARN_PROB or scratch.used_factors[slot, 0] < 0:
             continue
-        for k in range(6):
+        for k in range(4):
             f = scratch.used_factors[slot, k]
             learned[f, 1] += gradient * gradient
             learned[f, 0] += np.float32(RATE) * gradient / np.sqrt(learned[f, 1])

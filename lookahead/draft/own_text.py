@@ -12,9 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lookahead.draft.arrays import CHAINS, COMMONNESS, LEADERS, OWN_COLUMNS, PER_CHAIN
-from lookahead.draft.cells import binary_bucket
-from lookahead.draft.sorted_text import SOURCE, count_of
+from lookahead.draft.arrays import CHAINS, LEADERS, OWN_COLUMNS, PER_CHAIN
 from lookahead.native.kernels import carray, fetch_entry, inlined, int32_at, int64_at, kernel
 
 TOKEN, CHAIN, SEEN = 0, 1, 1 + CHAINS  # rows of OwnText.log; chain c links positions that agree in 2^c tokens
@@ -234,21 +232,3 @@ def more_occurrences(log, heads, length, recent, have, chain, found, slots, fill
         filled += 1
         taken += 1
     return filled
-
-
-@kernel
-def update_top_tokens(texts, weights, tokens, top_tokens, commonness):
-    """Offer `tokens` (int64) to the most frequent tokens of all sorted texts: top_tokens gets token, count, source. commonness:
-    uint8 [COMMONNESS] gets the bucket of a token's count.
-    """
-    for token in tokens:
-        total, most, source = np.float32(0.0), np.float32(0.0), np.int64(0)
-        for text in range(len(texts)):
-            count = weights[text] * count_of(texts, text, token)
-            total += count
-            if count > most:
-                most, source = count, texts[text, SOURCE]
-        kind = token & (COMMONNESS - 1)
-        commonness[kind] = max(np.int64(commonness[kind]), binary_bucket(total))
-        if total >= 1:
-            insert_top_token(top_tokens, token, np.int64(total), source)

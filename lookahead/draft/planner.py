@@ -28,7 +28,7 @@ from lookahead.draft.arrays import (
     scratch_arrays,
     shared_arrays,
 )
-from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, deeper, edge_of
+from lookahead.draft.calibration import LEAST, bin_of, calibrated, computed, count_nodes, edge_of
 from lookahead.draft.cells import SLOT_MATCH, SLOT_SOURCE, SLOT_TOKEN, P
 from lookahead.draft.mixture import MIN_LEARN_PROB, learn, match_own, mix, move_aligned, rescore
 from lookahead.draft.own_text import CHAIN, LENGTH, TOKEN, append_tokens, own_arrays, slots_of
@@ -119,22 +119,20 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, sin
     nodes, filled, waiting = 1, 0, 0
     node, depth, probability = np.int64(0), np.int64(0), np.float32(1.0)
     while nodes <= budget:
-        # Of the path, before the probability of the next token; a forced one has none.
-        likely = probability if node < len(forced) else probability * deeper(shared.by_depth, depth)
-        floor = cutoff / likely
-        if depth < branch_length and floor <= 1 and likely >= priced:
+        floor = cutoff / probability
+        if depth < branch_length and floor <= 1 and probability >= priced:
             have = _look_back(keys, node, own, scratch.recent)
             if node > 0:
                 parent = keys[node, 1]
                 for text in range(scratch.made.shape[1]):
                     scratch.made[node, text, 0], scratch.made[node, text, 1] = 0, 0
-                scratch.skipped[node, 0], scratch.skipped[node, 1] = -1, -1
+                scratch.skipped[node] = -1
                 move_aligned(
                     shared.texts, scratch.steps, scratch.made, scratch.aligned, shared.used[0], parent, own,
                     scratch.best[parent, 0], scratch.best[parent, 1], keys[node, 0], scratch.aligned, node,
                 )  # fmt: skip
             asked = mix(shared, scratch, own, node, have, floor, np.int64(-1))
-            rescore(shared, scratch, own, asked, cutoff / likely, np.int64(-1))
+            rescore(shared, scratch, own, asked, floor, np.int64(-1))
             if node < len(forced):
                 slots[0, SLOT_TOKEN], values[0, P], scratch.counters[1] = forced[node], 1.0, 1
                 slots[0, SLOT_SOURCE], slots[0, SLOT_MATCH] = GRAMMAR, 0
@@ -144,7 +142,7 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, sin
                     if values[slot, P] > values[favourite, P]:
                         favourite = slot
             for slot in range(np.uint64(scratch.counters[1])):
-                path = likely * values[slot, P]
+                path = probability * values[slot, P]
                 if path < cutoff or filled == len(candidates) or (single and slot != favourite):
                     continue
                 candidates[filled, CANDIDATE_TOKEN], candidates[filled, CANDIDATE_PARENT] = slots[slot, SLOT_TOKEN], node
@@ -180,11 +178,13 @@ def _grow(shared, rows, scratch, row, budget, branch_length, forced, priced, sin
 @inlined
 def _begin(scratch, rows, row):
     """The root of a tree is where the text of this row ends."""
-    before = len(scratch.made) - 1
-    scratch.skipped[0, 0], scratch.skipped[0, 1] = -1, -1
-    scratch.skipped[before, 0], scratch.skipped[before, 1] = -1, -1
-    _copy_steps(rows.steps, rows.made, row, scratch.steps, scratch.made, np.int64(0))
-    _copy_steps(rows.steps_before, rows.made_before, row, scratch.steps, scratch.made, before)
+    scratch.skipped[0], scratch.skipped[len(scratch.skipped) - 1] = -1, -1
+    for text in range(rows.made.shape[1]):
+        for k in range(2):
+            scratch.made[0, text, k] = rows.made[row, text, k]
+        for step in range(rows.made[row, text, 0]):
+            for k in range(4):
+                scratch.steps[0, text, step, k] = rows.steps[row, text, step, k]
     _copy_aligned(rows, row, scratch)
 
 
@@ -194,17 +194,6 @@ def _copy_aligned(rows, row, scratch):
     for text in range(scratch.aligned.shape[1]):
         for k in range(4):
             scratch.aligned[0, text, k] = rows.aligned[row, text, k]
-
-
-@inlined
-def _copy_steps(steps, made, row, node_steps, node_made, node):
-    """The steps of a row become those of a node."""
-    for text in range(made.shape[1]):
-        for k in range(2):
-            node_made[node, text, k] = made[row, text, k]
-        for step in range(made[row, text, 0]):
-            for k in range(4):
-                node_steps[node, text, step, k] = steps[row, text, step, k]
 
 
 @inlined
@@ -277,10 +266,7 @@ def accept_rows(address):
 @inlined
 def _accept(shared, rows, scratch, row, emitted, learns):
     if len(emitted) and rows.nodes[row] > 0:
-        count_nodes(
-            rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], emitted,
-            shared.by_depth, shared.counted, shared.counted_by_depth,
-        )  # fmt: skip
+        count_nodes(rows.trees[row], rows.reach[row, 0], rows.nodes[row], rows.kept[row], emitted, shared.counted)
         rows.nodes[row] = 0
     for j in range(len(emitted)):
         own, token = own_arrays(rows.own, row), np.int64(emitted[j])
@@ -298,10 +284,7 @@ def _accept(shared, rows, scratch, row, emitted, learns):
                 shared.texts, rows.steps, rows.made, rows.aligned, shared.used[0], row, own,
                 scratch.best[0, 0], scratch.best[0, 1], token, rows.aligned, row,
             )  # fmt: skip
-        narrow_all(
-            shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token,
-            rows.steps_before, rows.made_before, scratch.ranges,
-        )  # fmt: skip
+        narrow_all(shared.texts, 0, shared.used[0], rows.steps, rows.made, row, token, scratch.ranges)
         rows.own[row, LENGTH] = append_tokens(
             own.log, own.heads, own.top_tokens, own.length, emitted[j : j + 1], scratch.recent, scratch.chains
         )
@@ -315,10 +298,6 @@ def find_roots(numbers, begin, end, shared_addresses, rows_addresses, scratch_ad
         own = own_arrays(rows.own, number)
         for text in range(begin, end):
             rows.made[number, text, 0], rows.made[number, text, 1] = 0, -1
-            rows.made_before[number, text, 0] = 0
         for position in range(max(0, own.length - RECENT), own.length):
             token = np.int64(own.log[TOKEN, position])
-            narrow_all(
-                shared.texts, begin, end, rows.steps, rows.made, number, token,
-                rows.steps_before, rows.made_before, scratch.ranges,
-            )  # fmt: skip
+            narrow_all(shared.texts, begin, end, rows.steps, rows.made, number, token, scratch.ranges)

@@ -160,14 +160,8 @@ def sample_positions(texts, text, taken, prefix, sample, filled):
 
 
 @inlined
-def count_of(texts, text, token):
-    """Count the occurrences of a token in a text."""
-    low, high = first_range(texts, text, token)
-    return high - low
-
-
-@inlined
 def first_range(texts, text, token):
+    """(low, high) of the suffixes that begin with this token."""
     if token < 0 or token >= texts[text, VOCABULARY]:
         return np.int64(0), np.int64(0)
     low = min(max(_read(texts[text, FIRST], texts[text, FIRST_BYTES], token), np.int64(0)), texts[text, SIZE])
@@ -258,20 +252,15 @@ def has_step(texts, steps, made, keys, node, text, wanted, ranges):
 
 
 @kernel
-def narrow_all(texts, begin, end, steps, made, row, token, steps_before, made_before, ranges):
+def narrow_all(texts, begin, end, steps, made, row, token, ranges):
     """Append `token` to the context of a row, whose steps are all made, in the texts from `begin` to `end`.
 
-    steps_before, made_before: get the steps of the context without it. ranges: see `_narrowed`.
+    ranges: see `_narrowed`.
     """
     for text in range(begin, end):
-        count = made[row, text, 0]
-        for number in range(count):
-            for column in range(4):
-                steps_before[row, text, number, column] = steps[row, text, number, column]
-        made_before[row, text, 0], made_before[row, text, 1] = count, -1
-        made[row, text, 0] = 0
-        for number in range(count):
-            _narrow_step(texts, text, steps_before, row, number, token, row, made, steps, ranges)
+        count, made[row, text, 0] = made[row, text, 0], 0
+        for number in range(count):  # which is written over what has been read: there are never more
+            _narrow_step(texts, text, steps, row, number, token, row, made, steps, ranges)
         _first_step(texts, text, token, steps, row, made)
         made[row, text, 1] = -1
 

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from lookahead.draft.arrays import BINS
 from lookahead.draft.calibration import EDGES, LEAST, OCTAVE, Calibration, bin_of, calibrated, computed
+from lookahead.draft.cells import CELLS
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.priors import formula
+from lookahead.draft.priors import Priors
 
 ONE = bin_of(np.float32(1.0))
+UNTRAINED = Priors(np.full(CELLS, 0.7, np.float32), None, strength=2.0)
 
 
 counts = st.lists(st.tuples(st.integers(0, ONE), st.floats(0, 500), st.floats(0, 1)), max_size=30)
@@ -73,7 +75,7 @@ def start(drafter):
 
 
 def test_drafter_counts_each_tree_once_when_its_answer_is_known():
-    drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
+    drafter = Drafter([], DraftOptions(decoding_length=8), priors=UNTRAINED)
     row = start(drafter)
     row.draft(3)  # replaced by the next
     tree = row.draft()
@@ -87,7 +89,7 @@ def test_drafter_counts_each_tree_once_when_its_answer_is_known():
 
 
 def test_probabilities_of_a_tree_are_worth_what_came_of_those_before():
-    drafter = Drafter([], DraftOptions(decoding_length=8), priors=formula())
+    drafter = Drafter([], DraftOptions(decoding_length=8), priors=UNTRAINED)
     row = start(drafter)
     assert np.array_equal(row.draft().probabilities, drafter.rows.reach[0, 0, :8])  # at first as they are computed
     for _ in range(100):

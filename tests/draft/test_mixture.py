@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.draft import drafter as drafter_module
-from lookahead.draft.arrays import DEPTHS, SLOTS
+from lookahead.draft.arrays import SLOTS
 from lookahead.draft.calibration import EDGES, computed
 from lookahead.draft.cells import AT, CELLS
 from lookahead.draft.drafter import Drafter
@@ -102,7 +102,7 @@ def verified(drafter, row, random):
     token_ids, parents, _, _ = drafter.rows.trees[row.number, :, :nodes].copy()
     if not nodes:
         nodes, token_ids, parents = 1, np.array([row.root], np.int32), np.array([-1], np.int32)
-    before = np.array([[ANY, ANY, *row.text[-3:-1].tolist()][:-3:-1]], np.int32)
+    before = np.array([ANY, *row.text[-2:-1].tolist()][-1:], np.int32)
     ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(nodes)], np.int32)
     scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(nodes)], np.float32)
     return token_ids, parents, np.array([nodes]), before, ids, scores
@@ -241,7 +241,6 @@ def test_cells_remember_a_bounded_number_of_observations(situation, observations
 @given(situations, st.sampled_from(["hierarchical", "single"]))
 def test_tree_grows_by_the_most_probable_path_that_is_left(situation, strategy):
     for drafter, row, slow, slow_row, (budget, branch_length, price) in moments(situation, strategy=strategy):
-        drafter.shared.by_depth[1:] = np.random.default_rng(situation.seed).uniform(0.7, 1, DEPTHS - 1).cumprod()
         row.draft(budget, branch_length, price)
         least = float(computed(price, EDGES, drafter.calibration.curve)) if price else 0.0
         slow.check_growth(slow_row, tree_of(drafter, row), budget, branch_length, least, strategy == "single")

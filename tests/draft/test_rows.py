@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.priors import formula
+from lookahead.draft.priors import load_priors
 from lookahead.draft.tree import DraftTree
 from tests.support.drafts import answered, paths_of
 
@@ -18,7 +18,7 @@ token = st.integers(0, 3)
 
 
 def drafter_of(*tries, weights=None, **options):
-    return Drafter(tries, DraftOptions(**options), weights, formula())
+    return Drafter(tries, DraftOptions(**options), weights)
 
 
 def drafted(drafter, prompt, said=(), **limits):
@@ -189,7 +189,7 @@ def test_forgetting_makes_a_drafter_as_new(make_trie):
     assert not all(same(one, other) for one, other in zip(first, second, strict=True))
     drafter.forget()
     assert len(drafter.session) == 0
-    assert np.array_equal(drafter.shared.lambdas, formula().lambdas)
+    assert np.array_equal(drafter.shared.lambdas, load_priors().lambdas)
     third = job()
     assert all(same(one, other) for one, other in zip(first, third, strict=True))
     assert np.array_equal(beliefs[0], drafter.shared.lambdas)
@@ -200,7 +200,7 @@ def test_warming_up_teaches_a_drafter_nothing(make_trie):
     drafter = drafter_of(make_trie([[1, 2, 3]]))
     drafter.warm_up()
     assert len(drafter.session) == 0
-    assert np.array_equal(drafter.shared.lambdas, formula().lambdas)
+    assert np.array_equal(drafter.shared.lambdas, load_priors().lambdas)
     assert not drafter.shared.counted.any()
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from lookahead.draft import cells, mixture
-from lookahead.draft.arrays import COMMONNESS, EXPERTS, LEADERS, MOST_SAMPLED, SKIPPED, STEPS
-from lookahead.draft.cells import BINARY, NEVER, ORDERS, OTHER, OWN, SKIP_CELLS, order_bucket
+from lookahead.draft.arrays import EXPERTS, LEADERS, MOST_SAMPLED, SKIPPED, STEPS
+from lookahead.draft.cells import NEVER, ORDERS, OTHER, OWN, SKIP_CELLS, order_bucket
 from lookahead.draft.drafter import Drafter
-from lookahead.draft.experts import RESOLUTION
+from lookahead.draft.experts import LAST, RESOLUTION
 from lookahead.draft.planner import MIN_REMAINING_MASS
 from lookahead.draft.recycled import ANY, ASKED, KINDS
 from lookahead.trie.suffixes import DEPTH
@@ -216,11 +216,8 @@ class SlowDrafter:
             for documents, weights in zip(segments, of_each, strict=True)
         ]
         self.rows: list[SlowRow] = []
-        self.common: list[list[int]] = []  # token, count, source
-        self.commonness: dict[int, int] = {}  # bucket of a token's count
         self.believe_the_drafter()
         self._read_session()
-        self._lead_common(range(max((t for text in self.texts for t in text.tokens if t != END), default=-1) + 1))
 
     def believe_the_drafter(self) -> None:
         """Take over what it has learned, so that differences of rounding do not grow."""
@@ -248,17 +245,15 @@ class SlowDrafter:
             aligned = self.move_aligned(row, node, token)
             steps = [narrowed(text, s, token) for text, s in zip(self.texts, node.steps, strict=True)]
             row.append(token)
-            row.root = Node(row.tokens[:], steps, aligned, dataclasses.replace(node, parent=None), looked_up=True)
+            row.root = Node(row.tokens[:], steps, aligned, looked_up=True)
 
     def finish(self, row: SlowRow) -> None:
         """Behind `Row.finish`: what the session holds is read from the drafter."""
         self.rows.remove(row)
-        output = row.tokens[row.prompt_length :]
-        if output:
+        if len(row.tokens) > row.prompt_length:
             self._read_session()
             for other in self.rows:
                 self._find_root(other)
-            self._lead_common(output)
 
     # what it must know for that
 
@@ -271,32 +266,19 @@ class SlowDrafter:
             tokens = [token if token < len(run.first) - 1 else END for token in log]
             self.texts.append(Text(tokens, sorted(run.suffixes.tolist()), cells.SESSION, [1.0] * len(tokens)))
 
-    def _lead_common(self, tokens: Sequence[int]) -> None:
-        weights = self.weights.tolist()
-        for token in tokens:
-            counts = [weight * len(text.places_of(token)) for text, weight in zip(self.texts, weights, strict=False)]
-            kind, total = token % COMMONNESS, int(sum(counts))
-            self.commonness[kind] = max(self.commonness.get(kind, 0), cells.binary_bucket(total))
-            if sum(counts) >= 1:
-                lead(self.common, token, int(sum(counts)), self.texts[counts.index(max(counts))].source)
-        total = sum(weight * len(text.positions) for text, weight in zip(self.texts, weights, strict=False))
-        self.common_shares = {token: F(count / max(1.0, total)) for token, count, _ in self.common}
-
     def _find_root(self, row: SlowRow) -> None:
         steps: list[list[Step]] = [[] for _ in self.texts]
-        before = steps
         for token in row.tokens[-33:]:
-            before, steps = steps, [narrowed(text, s, token) for text, s in zip(self.texts, steps, strict=True)]
-        parent = Node(row.tokens[:-1], before, {}) if len(row.tokens) > 1 else None
-        row.root = Node(row.tokens[:], steps, row.root.aligned, parent, looked_up=True)
+            steps = [narrowed(text, s, token) for text, s in zip(self.texts, steps, strict=True)]
+        row.root = Node(row.tokens[:], steps, row.root.aligned, looked_up=True)
 
     # the experts, in turn; `sample` tells how many places of a text are to be looked at now
 
     def experts(self, row: SlowRow, node: Node, sample: Callable[[], int]) -> Iterator[Expert]:
         matching = itertools.chain(self._aligned(row, node), self._matching(row, node, sample))
-        yield from itertools.islice(matching, EXPERTS - 4)
-        if node.parent:
-            yield from self._skipping(node.parent)
+        yield from itertools.islice(matching, EXPERTS - LAST)
+        if len(node.context) > 1:
+            yield from self._skipping(node.context[-2])
         if row.top_tokens:
             total = sum(count for _, count, _ in row.top_tokens)
             each = np.float64(1) / total
@@ -308,10 +290,6 @@ class SlowDrafter:
                 {token: np.float64(count) for token, count, _ in row.top_tokens},
                 {token: (row.source_of(place), 0) for token, _, place in row.top_tokens},
             )
-        if self.common:
-            offers = {token: (source, 0) for token, _, source in self.common}
-            cell = cells.cell_of(0, OTHER, 1e6, self.common_shares[self.common[0][0]], 0)
-            yield Expert(cell, 0, OTHER, ONE, self.common_shares, offers)
 
     def _aligned(self, row: SlowRow, node: Node) -> Iterator[Expert]:
         for number, aligned in sorted(node.aligned.items()):
@@ -332,7 +310,7 @@ class SlowDrafter:
         node.own = own_occurrences(row.tokens, node.context)
         own_orders = sorted({order_bucket(match) for match, _, _ in node.own})
         other_orders = sorted({step.order for steps in node.steps for step in steps})
-        kinds = [*range(len(KINDS))]
+        kinds = [*range(KINDS)]
         while own_orders or other_orders or kinds:
             longest = max([*own_orders, *map(order_bucket, other_orders)], default=0)
             if kinds and longest <= ASKED[kinds[0]]:
@@ -342,37 +320,32 @@ class SlowDrafter:
             else:
                 yield self._other_expert(node, other_orders.pop(), sample())
 
-    def _skipping(self, before: Node) -> Iterator[Expert]:
-        """What stands two tokens behind the places of a context: by those of two tokens or more, longest first, then of one."""
-        for one in (0, 1):
-            said: list[tuple[int, Any, int]] = []
-            total = ZERO
-            for text, steps, weight in zip(self.texts, before.steps, self.weights, strict=False):
-                places: list[int] = []
-                for step in [] if one else [step for step in steps if step.order > 1]:
-                    places += sampled(step.places, SKIPPED - len(places))
-                if one:
-                    places = sampled(text.places_of(before.context[-1]), SKIPPED)
-                for place in places:
-                    if text.follows(place) != END:
-                        count = weight * F(text.document_weights[place - 1])
-                        total += count
-                        if text.follows(place + 1) != END:
-                            said.append((text.follows(place + 1), count, text.source))
-            if said:
-                counts: dict[int, Any] = {}
-                for token, count, _ in said:
-                    counts[token] = counts.get(token, ZERO) + count
-                offers = {token: (source, 0) for token, _, source in reversed(said)}
-                yield Expert(cells.skip_cell(one, len(counts)), 0, None, ONE / total, counts, offers)
+    def _skipping(self, before: int) -> Iterator[Expert]:
+        """What stands two tokens behind the places of a token."""
+        said: list[tuple[int, Any, int]] = []
+        total = ZERO
+        for text, weight in zip(self.texts, self.weights, strict=False):
+            for place in sampled(text.places_of(before), SKIPPED):
+                if text.follows(place) != END:
+                    count = weight * F(text.document_weights[place - 1])
+                    total += count
+                    if text.follows(place + 1) != END:
+                        said.append((text.follows(place + 1), count, text.source))
+        if said:
+            counts: dict[int, Any] = {}
+            for token, count, _ in said:
+                counts[token] = counts.get(token, ZERO) + count
+            offers = {token: (source, 0) for token, _, source in reversed(said)}
+            yield Expert(cells.skip_cell(len(counts)), 0, None, ONE / total, counts, offers)
 
     def _recycled_expert(self, node: Node, kind: int) -> Iterator[Expert]:
         """What stands in the drafter's table behind the context's last tokens, if anything."""
-        latest = [*reversed(node.context[-3:]), ANY, ANY, ANY][:3]
-        key = [token if counts else ANY for token, counts in zip(latest, KINDS[kind], strict=True)]
+        last, before = node.context[-1], node.context[-2] if len(node.context) > 1 else ANY
+        if kind == 0 and before == ANY:
+            return
         table = self.drafter.recycled
-        found = np.flatnonzero((table.keys == key).all(1))
-        if not len(found) or any(token == ANY for token, counts in zip(latest, KINDS[kind], strict=True) if counts):
+        found = np.flatnonzero((table.keys == [last, ANY if kind else before]).all(1))
+        if not len(found):
             return
         (place,) = found
         weights = table.weights[place]
@@ -476,7 +449,6 @@ class SlowDrafter:
         self, row: SlowRow, node: Node, guesses: dict[int, Guess], asked: list[tuple[int, Expert]], spared: tuple[Any, int]
     ) -> None:
         longest = next((expert.order for _, expert in asked if expert.group is not None), 0)
-        last = node.context[-1]
         total = after = ZERO
         for token, guess in guesses.items():
             total += guess.p
@@ -484,18 +456,14 @@ class SlowDrafter:
                 own, other = guess.orders
                 groups = (own < NEVER) + 2 * (other < NEVER)
                 back = len(row.tokens) - max((p for p, t in enumerate(row.tokens) if t == token), default=len(row.tokens))
-                common = self.commonness.get(token % COMMONNESS, 0)
                 guess.factors = (
                     mixture.BY_ORDERS + (own * (NEVER + 1) + other) * ORDERS + int(longest),
-                    mixture.BY_POSITION + cells.binary_bucket(back) * BINARY + common,
+                    mixture.BY_POSITION + cells.binary_bucket(back),
                     mixture.BY_RECYCLED + 4 * guess.recycled + groups,
-                    mixture.BY_LAST + 4 * (last * 40503 % mixture.LAST_TOKENS) + groups,
                     mixture.BY_TOKEN + 4 * ((token * 40503 >> 3) % mixture.TOKENS) + groups,
-                    mixture.BY_PAIR + (token * 40503 + last * 1640531527 >> 7) % mixture.PAIRS,
                 )
-                for half in (guess.factors[:3], guess.factors[3:]):
-                    one, two, three = self.factors[list(half)]
-                    guess.p = guess.p * (one * two * three)
+                one, two, three, four = self.factors[list(guess.factors)]
+                guess.p = guess.p * (one * two * three * four)
             after += guess.p
         none_of_these = max(F(1e-6), ONE - total)
         for guess in guesses.values():
@@ -593,12 +561,10 @@ class SlowDrafter:
         nodes, depths = [row.root], [0]
         while True:
             node, number, whole = nodes[-1], len(nodes) - 1, F(tree[len(nodes) - 1][2])
-            depth, by_depth = depths[-1], self.drafter.shared.by_depth
-            likely = whole * (by_depth[min(depth + 1, len(by_depth) - 1)] / by_depth[min(depth, len(by_depth) - 1)])
-            floor = cutoff / likely
-            if number < budget and depth < branch_length and floor <= 1 and likely >= least:
-                guesses, _ = self.mix(row, node, floor, cutoff / likely)
-                paths = {token: likely * guess.p for token, guess in guesses.items()}
+            floor = cutoff / whole
+            if number < budget and depths[-1] < branch_length and floor <= 1 and whole >= least:
+                guesses, _ = self.mix(row, node, floor, floor)
+                paths = {token: whole * guess.p for token, guess in guesses.items()}
                 if single:
                     best = max(paths.values(), default=ZERO)
                     paths = {token: path for token, path in paths.items() if path >= (1 - 1e-5) * float(best)}
