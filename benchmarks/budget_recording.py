@@ -117,7 +117,7 @@ def record(pairs: Sequence[tuple[list[int], list[int]]], tries: Sequence[Any], m
                 )  # fmt: skip
                 counted += len(emitted)
             drafter.rows.nodes[row.number] = 0  # counted above
-            root, before = np.array(answer[done - 1 : done], np.int32), row.text[-2:-1].copy()
+            root, before = np.array(answer[done - 1 : done], np.int32), row.text[-2:-4:-1].copy()[None]
             row.accept(answer[done : done + 1])
             if best is not None:  # what the model says behind this root is known after the step
                 top = best[0][done - 1 : done], best[1][done - 1 : done]

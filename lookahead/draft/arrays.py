@@ -72,7 +72,7 @@ SHARED: Layout = {
     "curve": (np.float32, (BINS,)),
     "counted": (np.float64, (2, BINS)),
     "used": (np.int64, (2,)),  # texts that hold anything, which come first; 1 if what was recycled is asked
-    "recycled_keys": (np.int32, ("entries", 2)),  # see recycled.py
+    "recycled_keys": (np.int32, ("entries", 3)),  # see recycled.py
     "recycled_seen": (np.int32, ("entries",)),
     "recycled_tokens": (np.int32, ("entries", "best")),
     "recycled_weights": (np.float32, ("entries", "best")),

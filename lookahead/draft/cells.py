@@ -16,7 +16,7 @@ ORDERS, COUNTS, SHARES, RANKS = 8, 7, 4, 4  # values of each feature of a cell
 ALIGNED = ORDERS * 2 * COUNTS * SHARES * RANKS  # first cell of the aligned experts
 HITS, MISSES, SEENS = 4, 4, 5
 RECYCLED_CELLS = ALIGNED + HITS * 2 * ORDERS * MISSES  # first cell of the recycled experts
-SKIP_CELLS = RECYCLED_CELLS + KINDS * SEENS * SHARES * RANKS  # first cell of the expert that skips a token
+SKIP_CELLS = RECYCLED_CELLS + len(KINDS) * SEENS * SHARES * RANKS  # first cell of the expert that skips a token
 CELLS = SKIP_CELLS + SEENS
 PROMPT, OUTPUT, SESSION, RECYCLED = range(4)  # sources; tries follow
 
@@ -32,8 +32,8 @@ GAVE, MIXTURE_GAVE, LATEST = range(3)
 AT, BEFORE, MISSED, HIT = range(4)
 BINARY = 14  # buckets of how far back a token stood
 # Of each kind of key, what a rank counts in the number of a factor. There are PLACED ranks; one more: not among them.
-RANKED = np.array([PLACED + 1, 1])
-UNRANKED = (PLACED + 1) ** 2 - 1
+RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])
+UNRANKED = (PLACED + 1) ** 3 - 1
 
 
 # Buckets are sums of comparisons: a chain of branches is mispredicted too often to be cheap.

@@ -292,7 +292,7 @@ class Drafter:
         probe = Drafter(self.tries, dataclasses.replace(self.options, session_tokens=16))
         row = probe.start([0, 1, 0, 1])
         one, best = np.zeros(1, np.int32), (np.zeros((1, BEST), np.int32), np.zeros((1, BEST), np.float32))
-        probe.recycled.add(one, one - 1, one.astype(np.int64) + 1, np.full(1, ANY, np.int32), *best)
+        probe.recycled.add(one, one - 1, one.astype(np.int64) + 1, np.full((1, 2), ANY, np.int32), *best)
         row.draft()
         row.accept([0])
         row.finish()

@@ -157,8 +157,9 @@ def next_other_order(shared, scratch, node):
 def ask_recycled(shared, scratch, kind, have, stamp, rest, rank, actual):
     """The runner-up tokens behind the key of this kind; the cell is -1 if there is no such key."""
     cell, share = np.int64(-1), np.float32(0.0)
-    before = scratch.recent[1] if have > 1 else np.int64(ANY)
-    entry, _ = entry_of(shared.recycled_keys, kind, scratch.recent[0], before)
+    second = scratch.recent[1] if have > 1 else np.int64(ANY)
+    third = scratch.recent[2] if have > 2 else np.int64(ANY)
+    entry, _ = entry_of(shared.recycled_keys, kind, scratch.recent[0], second, third)
     if entry >= 0:
         tokens, weights = shared.recycled_tokens[entry], shared.recycled_weights[entry]
         total = np.float32(0.0)

@@ -71,9 +71,9 @@ from lookahead.native.kernels import fetch_entry, inlined
 MEMORY = 250.0  # observations that a cell remembers
 
 # Rescoring factors of a token: by orders at which own and other text propose it and the longest order there is; by how far back
-# it stands in the own text; by its ranks among what was recycled behind the last two tokens and the last one; by the token
-# itself. What has 4 factors of each has them by whether own text proposes the token, and other text. Tokens share factors if
-# their hashes agree.
+# it stands in the own text; by its ranks among what was recycled behind the last two tokens, the last one, and the two before
+# it; by the token itself. What has 4 factors of each has them by whether own text proposes the token, and other text. Tokens
+# share factors if their hashes agree.
 BY_ORDERS = 0
 BY_POSITION = BY_ORDERS + (NEVER + 1) * (NEVER + 1) * ORDERS
 BY_RECYCLED = BY_POSITION + BINARY
@@ -112,7 +112,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
     nearest = chains > 0  # occurrences that agree in one token only are still to be found
     own_order = longest_own_match(scratch, node, occurrences)  # bucket of the next own expert
     own_used, own_total = np.int64(0), np.int64(0)
-    kind = np.int64(0 if shared.used[1] > 0 else KINDS)  # of the next recycled expert
+    kind = np.int64(0 if shared.used[1] > 0 else len(KINDS))  # of the next recycled expert
     recycled = np.int64(0)  # experts asked that are recycled
     while rest >= floor and rank < EXPERTS - LAST:
         other_order = next_other_order(shared, scratch, node)
@@ -123,7 +123,7 @@ def mix(shared, scratch, own, node, have, floor, actual):
             )
             own_order = np.int64(occurrences > before)
         cell, share = np.int64(-1), np.float32(0.0)
-        if kind < KINDS and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
+        if kind < len(KINDS) and max(own_order, order_bucket(other_order)) <= ASKED[kind]:
             cell, share = ask_recycled(shared, scratch, kind, have, stamp, rest, rank - recycled, actual)
             kind += 1
             recycled += cell >= 0

@@ -212,7 +212,9 @@ def _find_runner_up(of, call):
             of.few_parents[asked] = of.parents[first + node] if node > 0 else np.int32(-1)
             asked += 1
         own = own_arrays(draft_rows.own, line.number)
-        of.few_before[trees] = own.log[TOKEN, own.length - 2] if own.length > 1 else ANY
+        for k in range(2):
+            index = own.length - 2 - k
+            of.few_before[trees, k] = own.log[TOKEN, index] if index >= 0 else ANY
         of.few_sizes[trees] = size
         trees += 1
     call.pending, call.asked = trees, asked

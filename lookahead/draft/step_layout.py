@@ -129,6 +129,6 @@ STEP: Layout = {
     "few_tokens": (np.int32, ("tokens",)),  # the nodes behind which these stand
     "few_parents": (np.int32, ("tokens",)),
     "few_sizes": (np.int64, ("rows",)),  # of their trees
-    "few_before": (np.int32, ("rows",)),
+    "few_before": (np.int32, ("rows", 2)),
 }
 step_arrays = unpacker("Step", STEP)

@@ -102,7 +102,7 @@ def verified(drafter, row, random):
     token_ids, parents, _, _ = drafter.rows.trees[row.number, :, :nodes].copy()
     if not nodes:
         nodes, token_ids, parents = 1, np.array([row.root], np.int32), np.array([-1], np.int32)
-    before = np.array([ANY, *row.text[-2:-1].tolist()][-1:], np.int32)
+    before = np.array([[ANY, ANY, *row.text[-3:-1].tolist()][:-3:-1]], np.int32)
     ids = np.array([random.sample(range(VOCABULARY), 4) for _ in range(nodes)], np.int32)
     scores = np.array([sorted((random.gauss(0, 2) for _ in range(4)), reverse=True) for _ in range(nodes)], np.float32)
     return token_ids, parents, np.array([nodes]), before, ids, scores

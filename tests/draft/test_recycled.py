@@ -15,7 +15,7 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.best_kernel import BLOCK, best_few
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.recycled import ANY, BEST, KEPT, Recycled
+from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, Recycled
 from lookahead.draft.tree import chain
 from lookahead.errors import TrieFormatError
 from lookahead.forward.scores import Scores
@@ -70,11 +70,13 @@ def slowly(steps):
     for tree, before, ids, scores in steps:
         contexts = []
         for node, token in enumerate(tree.token_ids.tolist()):
-            contexts.append((token, before if node == 0 else contexts[tree.parents[node]][0]))
+            above = [*before] if node == 0 else contexts[tree.parents[node]]
+            contexts.append([token, *above][:3])
             shares = np.exp(scores[node] - scores[node][0], dtype=np.float32)
             shares /= shares.sum(dtype=np.float32)
-            for key, kept in zip((contexts[-1], (token, ANY)), KEPT, strict=True):
-                if kept == KEPT[0] and key[1] == ANY:
+            for kind, kept in zip(KINDS.tolist(), KEPT, strict=True):
+                key = tuple(t if used else ANY for t, used in zip(contexts[-1], kind, strict=True))
+                if any(used and t == ANY for t, used in zip(contexts[-1], kind, strict=True)):
                     continue
                 held = [(token, weight * kept) for token, weight in table[key]]
                 for candidate, share in zip(ids[node].tolist(), shares, strict=True):
@@ -100,7 +102,7 @@ def test_table_sums_up_the_shares_of_candidates_by_key(seed):
             tree = chain(random.integers(0, 4, random.integers(1, 7)).tolist())
             tree.parents[1:] = [random.integers(0, node) for node in range(1, len(tree))]
             trees.append(tree)
-            before.append(ANY if random.random() < 0.2 else int(random.integers(0, 4)))
+            before.append([ANY, ANY] if random.random() < 0.2 else random.integers(0, 4, 2).tolist())
         nodes = sum(map(len, trees))
         ids = np.array([random.permutation(20)[:BEST] for _ in range(nodes)], np.int32)
         scores = -np.sort(random.normal(0, 2, (nodes, BEST)).astype(np.float32))
@@ -126,7 +128,7 @@ def test_what_is_recycled_serves_under_its_name_until_it_is_forgotten():
     row = drafter.start([1, 2, 3])
     row.accept([40, 3])
     ids, scores = np.arange(40, 40 + BEST, dtype=np.int32)[None], np.zeros((1, BEST), np.float32)
-    drafter.recycled.add(np.array([3]), np.array([-1]), np.array([1]), np.full(1, ANY, np.int32), ids, scores)
+    drafter.recycled.add(np.array([3]), np.array([-1]), np.array([1]), np.full((1, 2), ANY, np.int32), ids, scores)
     tree = row.draft()
     named = [drafter.source_names[source] for source in tree.sources[1:]]
     assert {int(t) for t, name in zip(tree.token_ids[1:], named, strict=True) if name == "recycled"} & set(range(41, 48))

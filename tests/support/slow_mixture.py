@@ -310,7 +310,7 @@ class SlowDrafter:
         node.own = own_occurrences(row.tokens, node.context)
         own_orders = sorted({order_bucket(match) for match, _, _ in node.own})
         other_orders = sorted({step.order for steps in node.steps for step in steps})
-        kinds = [*range(KINDS)]
+        kinds = [*range(len(KINDS))]
         while own_orders or other_orders or kinds:
             longest = max([*own_orders, *map(order_bucket, other_orders)], default=0)
             if kinds and longest <= ASKED[kinds[0]]:
@@ -340,12 +340,11 @@ class SlowDrafter:
 
     def _recycled_expert(self, node: Node, kind: int) -> Iterator[Expert]:
         """What stands in the drafter's table behind the context's last tokens, if anything."""
-        last, before = node.context[-1], node.context[-2] if len(node.context) > 1 else ANY
-        if kind == 0 and before == ANY:
-            return
+        latest = [*reversed(node.context[-3:]), ANY, ANY, ANY][:3]
+        key = [token if counts else ANY for token, counts in zip(latest, KINDS[kind], strict=True)]
         table = self.drafter.recycled
-        found = np.flatnonzero((table.keys == [last, ANY if kind else before]).all(1))
-        if not len(found):
+        found = np.flatnonzero((table.keys == key).all(1))
+        if not len(found) or any(token == ANY for token, counts in zip(latest, KINDS[kind], strict=True) if counts):
             return
         (place,) = found
         weights = table.weights[place]
