@@ -203,13 +203,14 @@ class Drafter:
         price = options.price if price is None else price
         most = options.decoding_length - 1 if budget is None else min(budget, options.decoding_length - 1)
         longest = options.branch_length if branch_length is None else min(branch_length, options.branch_length)
-        limits = np.array([[row.number, most, longest, 0, 0]])
-        spans = np.zeros((1, 2), np.int64)
-        self.growth.grow((self.shared.address, self.rows.address), limits, spans, options.strategy == "single", price)
+        blocks, number = (self.shared.address, self.rows.address), row.number
+        nodes = self.growth.grow(blocks, number, most, longest, options.strategy == "single", price)
         if self.sources:
-            self.merge_sources([row], limits, price, spans)
-        self.rows.kept[row.number] = spans[0, 1]
-        tree = self.copied_trees(limits[:, 0], spans[:, 1])[0]
+            self.merge_sources([row], self.growth.limits, price, self.growth.spans)
+            nodes = int(self.growth.spans[0, 1])
+        self.rows.kept[number] = nodes
+        token_ids, parents, sources, matches = self.rows.trees[number, :, :nodes].copy()
+        tree = DraftTree(token_ids, parents, self.rows.reach[number, 1, :nodes].copy(), sources, matches)
         return as_parallel(tree, most) if options.strategy == "parallel" else tree
 
     def copied_trees(self, numbers: np.ndarray, nodes: np.ndarray) -> list[DraftTree]:
