@@ -162,12 +162,11 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     counted = stack.enter_context(RowCount(opened.names if wanted else []))
     answering, options = _answering(plan, opened, peers, events, stack)
     out, drafting = spec.io.out, spec.drafting
+    from lookahead.job.estimate import rows_before
+
+    before = rows_before(opened.files) if opened.files and opened.done else None
     output: Journal | Stream
     if opened.lock and opened.manifest:
-        from lookahead.job.estimate import take
-
-        if found := take(spec.options(), opened.names):
-            opened.manifest.runs[-1]["estimate"] = found.as_json()
         if opened.done is None:
             opened.lock.remove_files()
         done = opened.done or Done()
@@ -227,8 +226,9 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     state: Any = "stopped" if stopped else "complete"
     used = answering.used() if answering else {}
     about: dict[str, Any] = {"resumable": opened.files is not None}
-    if opened.files and opened.manifest and (estimate := opened.manifest.runs[-1].get("estimate")):
-        about |= {"estimate": estimate, "disk_bytes": opened.files.size() + opened.files.manifest.stat().st_size}
+    if opened.files and before:
+        disk_bytes = opened.files.size() + opened.files.manifest.stat().st_size
+        about |= {"estimate": before.estimate(progress.run.rows).as_json(), "disk_bytes": disk_bytes}
     return JobReport.of(progress, state=state, model=plan.model, out=out, used=used, **about)
 
 
