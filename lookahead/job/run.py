@@ -151,7 +151,8 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
         outputs += [Output("-o", path, kind) for path, kind in own_files]
         if files.is_made_at_the_end:
             outputs.append(Output("-o", files.rows, ROWS))
-    outputs.append(Output("--save-trie", drafting.save_trie, ANY_TRIE, updates=("--trie",)))
+    saved = "--history" if drafting.history else "--save-trie"
+    outputs.append(Output(saved, drafting.save_trie, ANY_TRIE, updates=("--trie",)))
     outputs.append(Output("--metrics", spec.reporting.metrics, METRICS))
     check_outputs(outputs, reads, io.overwrite)
 
