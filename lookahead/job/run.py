@@ -168,6 +168,9 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     before = rows_before(opened.files) if opened.files and opened.done else None
     output: Journal | Stream
     if opened.lock and opened.manifest:
+        if opened.done and opened.done.cut:
+            unknown = f"{opened.done.cut:,} bytes at the end of {opened.lock.files.rows}"
+            events.notice(f"{unknown} are not in its journal, as after a kill: they are removed, and rows answered again.")
         if opened.done is None:
             opened.lock.remove_files()
         done = opened.done or Done()
