@@ -80,7 +80,7 @@ def rows_before(files: JobFiles) -> RowsBefore | None:
 
 
 def start_and_pace(rows: Sequence[RowRecord], at_once: int) -> tuple[float, float]:
-    """(seconds that a run takes in addition to those of its rows, seconds of a row). at_once: answers that are decoded at once.
+    """(seconds of a run apart from those per row, seconds per row). at_once: answers that are decoded at once.
 
     While all slots are taken, rows end at the pace of Little's law: slots / (seconds that a row holds one). Not all are when
     a run begins or ends.

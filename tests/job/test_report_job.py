@@ -195,7 +195,7 @@ def test_report_names_openai_lines_by_custom_id_in_full_in_80_columns(cli, tmp_p
     shown = cli("report", out).out
     assert "…" not in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80
-    assert "accepted" in shown.partition("lowest and the highest EDL")[2]
+    assert "accepted" in shown.partition("took longest")[2]
 
 
 def test_report_of_a_job_agrees_with_its_summary_also_of_parquet(cli, tmp_path):
