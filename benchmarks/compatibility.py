@@ -5,7 +5,7 @@ what of the tests that use it fails. Each is installed into an environment of it
 for everything else; tests that need what a machine has not (a GPU) are not among them. To run every week:
 
     python benchmarks/compatibility.py --save compatibility.md
-    python benchmarks/compatibility.py transformers trl peft
+    python benchmarks/compatibility.py transformers trl peft --logs .
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ FREE = {
 }  # chosen by the package
 
 
-def tried(name: str, part: Part, folder: Path) -> tuple[str, str]:
-    """(version, what came of it)"""
+def tried(name: str, part: Part, folder: Path, logs: Path | None) -> tuple[str, str]:
+    """(version, what came of it). What pytest prints goes to a file in `logs`."""
     venv.create(folder / name, with_pip=True)
     python = str(folder / name / "bin" / "python")
     pinned = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
@@ -74,6 +74,9 @@ def tried(name: str, part: Part, folder: Path) -> tuple[str, str]:
         _run([python, "-m", "pip", "uninstall", "-q", "-y", *part.removes.split()])
     version = _run([python, "-c", f"from importlib import metadata; print(metadata.version({name!r}))"]).stdout.strip()
     done = _run([python, "-m", "pytest", "-p", "no:cacheprovider", *part.tests.split()])
+    if logs:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"{name}.log").write_text(done.stdout + done.stderr, "utf-8")
     lines = [match[0] for match in RESULT.finditer(done.stdout)]
     return version, "; ".join(lines[-4:]) or _last_line(done.stdout + done.stderr)
 
@@ -106,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--save", metavar="FILE", help="write the table to this file, too")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="write what pytest prints to this folder")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: not among {', '.join(PARTS)}")
@@ -114,7 +118,7 @@ def main() -> None:
     for name in arguments.names or PARTS:
         folder = Path(tempfile.mkdtemp(prefix="compatibility-"))
         try:
-            version, found = tried(name, PARTS[name], folder)
+            version, found = tried(name, PARTS[name], folder, arguments.logs)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         lines.append(f"| {name} | {_declared(name)} | {version or '-'} | {found} |")

@@ -19,7 +19,7 @@ from lookahead.forward.target import TargetModel
 # In addition to the text, what `generate` hands on to `_sample` and has no part in what is emitted: how the forwards are to
 # run.
 HARMLESS = ("attention_mask", "position_ids", "use_cache", "logits_to_keep", "output_attentions", "output_hidden_states")
-CACHES = ("past_key_values", "cache_params")
+CACHES = ("past_key_values", "cache_params", "cache")  # the last since 5.24, for both
 OTHER_CACHES = ("quantized", "offloaded", "offloaded_static")  # that a user wants for more than speed
 
 

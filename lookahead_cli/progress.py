@@ -192,12 +192,11 @@ def _shared_prompts(report: JobReport) -> str:
 
 
 def _against_estimate(report: JobReport) -> str:
-    """What a dry run estimated, and what it was; "" without one."""
+    """What the rows before this run let expect, and what it was; "" without enough of them."""
     if not (found := report.estimate):
         return ""
-    took = duration(report.seconds), *map(render.size, (report.used.get("peak_memory_bytes", 0), report.disk_bytes))
-    parts = zip(("time", "memory", "disk"), render.estimate_parts(found), took, strict=True)
-    return ", ".join(f"{name} {part}, was {was}" for name, part, was in parts)
+    time, _, disk = render.estimate_parts(found)
+    return f"time {time}, was {duration(report.seconds)}, disk {disk}, was {render.size(report.disk_bytes)}"
 
 
 def _over_plain(report: JobReport) -> str:

@@ -85,7 +85,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], lef
         out.print(in_one_line(line), style="bold")
     made = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(columns):
-        made.add_column(name, justify="left" if number < left else "right", no_wrap=True)
+        text = number < left  # in several lines where numbers leave no room for it
+        made.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     for row in rows:
         made.add_row(*(_cell(cell) for cell in row))
     out.print(made, soft_wrap=False)

@@ -157,12 +157,12 @@ class _Judge:
     @without_cudnn()
     def _in_pieces(self, size: int) -> torch.Tensor:
         """Compute scores by the model's own cache: the prompt, then `size` tokens at a time."""
-        model, ids = self.target.model, self.output[:-1]
+        model, ids, name = self.target.model, self.output[:-1], self.target.state_name
         step = model(input_ids=_ids(self.target, self.prompt), use_cache=True, **_keeping(self.target, 1))
         scores = [step.logits[0, -1:]]
         for start in range(0, len(ids), size):
             piece = _ids(self.target, ids[start : start + size])
-            step = model(input_ids=piece, past_key_values=step.past_key_values, use_cache=True)
+            step = model(input_ids=piece, use_cache=True, **{name: getattr(step, name)})
             scores.append(step.logits[0])
         return torch.cat(scores).float()
 

@@ -64,8 +64,8 @@ class BufferState:
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
             attention_mask=masks if target.mask_plan.by_type else next(iter(masks.values())),
-            past_key_values=self.cache,
             use_cache=True,
+            **{target.state_name: self.cache},
         )
         self.cache.offsets = None
         logits: torch.Tensor = output.logits[0]

@@ -77,8 +77,8 @@ def logits_of(target: TargetModel, cache: SlotCache, packed: Pack, kept: Sequenc
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
+            **{target.state_name: cache},
             **chosen,
         ).logits[0]
     return logits if index is None or chosen else logits[index]

@@ -143,7 +143,7 @@ class TargetModel:
     @functools.cached_property
     def state_name(self) -> str:
         """Return what the model calls its memory of a text, as an argument and in its output."""
-        return next((name for name in ("cache_params", "state") if name in self.arguments), "past_key_values")
+        return state_name_of(self.model)
 
     @functools.cached_property
     def setting(self) -> Setting:
@@ -214,6 +214,12 @@ class TargetModel:
         them, as each waits.
         """
         return all_agreed(values) if self.is_shared else values
+
+
+def state_name_of(model: Any) -> str:
+    """See `TargetModel.state_name`. Most models call it cache since transformers 5.24, and past_key_values before."""
+    arguments = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache_params", "state", "cache") if name in arguments), "past_key_values")
 
 
 def setting_of(

@@ -62,6 +62,10 @@ class LookaheadLM(HFLM):
             raise UsageError(f"no argument {unknown[0]}: give {own}, think_end_token, {', '.join(OF_MODEL)}.")
         if pretrained is None:
             raise UsageError("name a model: pretrained=NAME_OR_DIR.")
+        if not isinstance(chat_template_args, dict | None):
+            raise UsageError(f"chat_template_args is {chat_template_args!r}: give a dict.")
+        if max_length is not None and (type(max_length) is not int or max_length < 1):
+            raise UsageError(f"max_length is {max_length!r}: it must be a whole number above 0.")
         if (enable_thinking and not think_end_token) or not isinstance(think_end_token, str | None):
             raise UsageError(f"think_end_token is {think_end_token!r}: give the text behind which an answer begins.")
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():  # lm-eval's default everywhere

@@ -15,7 +15,7 @@ from lookahead.decode.text import text_of
 from lookahead.engines.foreign import FEATURES
 from lookahead.errors import LookaheadError
 from lookahead.forward.target import longest_text
-from lookahead.job.estimate import ID_BYTES, JobEstimate, estimated, keep
+from lookahead.job.estimate import ID_BYTES, JobEstimate, estimated
 from lookahead.job.params import Request
 from lookahead.job.plan import plan_of
 from lookahead.job.rows import left_to_do, prompts_of, read_requests, sampling_of, without_duplicates
@@ -57,11 +57,10 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     plan = plan_of(spec)
     names = named_files(spec.io.input or ())
     wanted = islice(read_requests(*names, fields=plan.fields), spec.io.limit)
-    io, done, held = spec.io, None, 0
+    io, done = spec.io, None
     files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
     if files and io.resume and files.hold_rows():
         done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
-        held = files.size()
     requests = left_to_do(without_duplicates(wanted), plan.shard, done.requests if done else {})
     report = CheckReport(plan.model, done=len(done.requests) if done else 0)
     lengths, text = list[tuple[int, int]](), [0, 0]  # of each answer; bytes and tokens of prompts
@@ -91,9 +90,7 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
             if sum(text) < SAMPLED and model[-1] is not None:
                 text = [text[0] + sum(len(text_of(model[-1], prompt).encode()) for prompt in prompts), text[1] + tokens]
     text_bytes = text[0] / text[1] if text[1] else ID_BYTES
-    report.estimate = estimated(plan, report.rows - report.bad_rows, lengths, done, held, text_bytes)
-    if io.out:
-        keep(report.estimate, spec.options(), names)
+    report.estimate = estimated(plan, report.rows - report.bad_rows, lengths, files if done else None, text_bytes)
     return report
 
 

@@ -4,17 +4,13 @@ Out: seconds of answering, bytes of memory and of disk, and what they are based 
 Seconds per row are those of the rows that this job has answered: after `--limit 40` the others are estimated from 40. Where
 none is answered, they are those of plain decoding by the cost profile of this model on this machine, each answer as long as
 it may be: an upper bound, as nothing is known of how long answers are and how many drafts are accepted. Without a profile
-there are none. What a dry run estimates is kept for the job of the same options and inputs, which compares it with what it
-took.
+there are none. A job that is resumed compares the first of these with what it took.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +18,13 @@ import torch
 
 from lookahead.budget.profile import CostProfile, Forward, cached_for
 from lookahead.budget.speedup import PlainRun
-from lookahead.errors import LookaheadError
-from lookahead.files.atomic import replacing
-from lookahead.files.folders import cache_folder
 from lookahead.files.outputs import model_folder
 from lookahead.forward.memory import peak_memory
 from lookahead.forward.processor import processor_name
 from lookahead.forward.target import setting_of
-from lookahead.job.journal import Done
+from lookahead.job.lock import JobFiles
 from lookahead.job.plan import JobPlan
-from lookahead.job.record import read_record
+from lookahead.job.record import RowRecord, read_record
 from lookahead.job.setup import rows_at_once
 from lookahead.models.load import device_and_dtype, empty_model, read_config, sizes_of
 from lookahead.native.cores import usable_cores
@@ -40,17 +33,6 @@ FEW = 5  # rows: fewer that are answered tell little
 ROW_BYTES, JOURNAL_BYTES, MANIFEST_BYTES = 230, 340, 5000  # of a row of text, but for its text; as jobs of the samples wrote
 ID_BYTES = 6  # of a token id in a row
 WIDTHS = {"int8": 1.0, "int4": 0.5}  # bytes of a number, where it is quantized
-NOT_THE_SAME = (
-    "dry_run",
-    "overwrite",
-    "source_name",
-    "json",
-    "quiet",
-    "verbose",
-    "log_file",
-    "metrics",
-    "metrics_label",
-)  # dry run and job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +50,54 @@ class JobEstimate:
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class RowsBefore:
+    """What earlier runs of a job took. start: seconds in addition to `of_row` of each row. held: bytes of the job's files."""
+
+    rows: int
+    tokens: int
+    start: float
+    of_row: float
+    held: int
+
+    def estimate(self, rows: int, memory_bytes: int | None = None) -> JobEstimate:
+        """What `rows` others will take."""
+        seconds = self.start + self.of_row * rows if rows else 0.0
+        basis = f"as the {self.rows:,} rows before: {self.tokens / self.rows:,.0f} tokens, {self.of_row:.2f} s each"
+        disk = round(self.held / self.rows * (self.rows + rows) + MANIFEST_BYTES)
+        return JobEstimate(rows, seconds, memory_bytes, disk, False, basis)
+
+
+def rows_before(files: JobFiles) -> RowsBefore | None:
+    """None where too few are answered."""
+    record = read_record(str(files.out))
+    used = record.latest.get("used", {})
+    rows = [row for row in record.rows if row.seconds]
+    if len(rows) < FEW:
+        return None
+    start, of_row = start_and_pace(rows, used.get("batch_size", 1) * used.get("workers", 1))
+    return RowsBefore(len(rows), sum(row.counts.tokens for row in rows), start, of_row, files.size())
+
+
+def start_and_pace(rows: Sequence[RowRecord], at_once: int) -> tuple[float, float]:
+    """(seconds of a run apart from those per row, seconds per row). at_once: answers that are decoded at once.
+
+    While all slots are taken, rows end at the pace of Little's law: slots / (seconds that a row holds one). Not all are when
+    a run begins or ends.
+    """
+    took, answers = rows[-1].ended or 0.0, [row.counts.first_tokens for row in rows]
+    held = sum((row.seconds or 0.0) * count for row, count in zip(rows, answers, strict=True))
+    pace = min(took, held / min(at_once, sum(answers))) / len(rows)
+    return took - pace * len(rows), pace
+
+
 def estimated(
-    plan: JobPlan, rows: int, lengths: Sequence[tuple[int, int]], done: Done | None, held: int, text_bytes: float
+    plan: JobPlan, rows: int, lengths: Sequence[tuple[int, int]], files: JobFiles | None, text_bytes: float
 ) -> JobEstimate:
-    """rows: that are left. lengths: of each of their answers, tokens of its prompt and of the longest answer. held: bytes of
-    the job's files. text_bytes: of a token of text.
+    """rows: that are left. lengths: of each of their answers, tokens of its prompt and of the longest answer. files: of a job
+    that is resumed. text_bytes: of a token of text.
     """
     io, model = plan.spec.io, plan.spec.model
-    before = done.totals if done and done.totals.rows >= FEW else None
     seconds, memory, basis = None, None, f"not measured: run lookahead calibrate --model {model.name}"
     if model.engine != "hf" or model.device_map or model.tp_plan:
         basis = "not measured: costs are known of one device and --engine hf only"
@@ -84,26 +106,13 @@ def estimated(
         if profile:
             seconds = _plain_seconds(plan, lengths, profile)
             basis = "plain decoding by the cost profile of this machine, idle but for the job, each answer as long as it may be"
-    if before and io.out:
-        first = _batch(plan) * (plan.spec.scale_out.workers or 1)
-        start, of_row = start_and_pace([row.ended or 0.0 for row in read_record(io.out).rows], first)
-        seconds = start + of_row * rows if rows else 0.0
-        basis = f"as the {before.rows:,} rows before: {before.tokens / before.rows:,.0f} tokens, {of_row:.2f} s each"
-        return JobEstimate(rows, seconds, memory, round(held + held / before.rows * rows + MANIFEST_BYTES), False, basis)
+    if files and (before := rows_before(files)):
+        return before.estimate(rows, memory)
     tokens = sum(most for _, most in lengths)
     echoed = sum(prompt for prompt, _ in lengths) if io.echo else 0
+    held = files.size() if files else 0
     disk = held + rows * (ROW_BYTES + JOURNAL_BYTES) + MANIFEST_BYTES + (tokens + echoed) * text_bytes
     return JobEstimate(rows, seconds, memory, round(disk + tokens * ID_BYTES * io.token_ids), True, basis)
-
-
-def start_and_pace(ended: Sequence[float], first: int) -> tuple[float, float]:
-    """(seconds that a run takes longer for its first rows, seconds of a row then). ended: seconds after which each row had.
-    first: rows that begin at once. Costs are measured and sources of drafts are learned alongside these.
-    """
-    if len(ended) < 2 * first:
-        return 0.0, ended[-1] / len(ended)
-    pace = (ended[-1] - ended[first - 1]) / (len(ended) - first)
-    return max(0.0, ended[first - 1] - first * pace), pace
 
 
 def _profile(plan: JobPlan) -> CostProfile | None:
@@ -156,34 +165,3 @@ def _memory(plan: JobPlan, lengths: Sequence[tuple[int, int]]) -> int | None:
     stored = getattr(config, "dtype", None)  # what 16 bits hold stays in 16 bits
     laid_out = weights * min(1.0, stored.itemsize / dtype.itemsize if isinstance(stored, torch.dtype) else 1.0)
     return round(weights + laid_out + kept + read + peak_memory(device))
-
-
-def keep(found: JobEstimate, options: Mapping[str, Any], inputs: Sequence[str]) -> None:
-    """For the job of these options and inputs, where that can be done."""
-    path = _path_of(options, inputs)
-    with contextlib.suppress(OSError, LookaheadError):
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path, "w") as file:
-                json.dump(found.as_json(), file)
-
-
-def take(options: Mapping[str, Any], inputs: Sequence[str]) -> JobEstimate | None:
-    """Take what `keep` has kept: a job that is begun again has other rows left."""
-    try:
-        path = _path_of(options, inputs)
-        if path is None or not path.is_file():
-            return None
-        found = JobEstimate(**json.loads(path.read_text(encoding="utf-8")))
-        path.unlink()
-        return found
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _path_of(options: Mapping[str, Any], inputs: Sequence[str]) -> Path | None:
-    folder, about = cache_folder("estimates"), {name: value for name, value in options.items() if name not in NOT_THE_SAME}
-    files = [Path(name).resolve() for name in (*inputs, str(about["out"]))]
-    sizes = [path.stat().st_size if path.is_file() else 0 for path in files[:-1]]
-    key = hashlib.blake2b(json.dumps([about, [*map(str, files)], sizes]).encode(), digest_size=16).hexdigest()
-    return folder / f"{key}.json" if folder else None

@@ -208,7 +208,7 @@ class Journal(AnswerStore):
         line = (json.dumps(ended.row, ensure_ascii=False) + "\n").encode()
         entry = {
             "row": ended.number,
-            "id": ended.row.get("id", ended.row.get("custom_id")),
+            "id": ended.row.get("custom_id", ended.row.get("id")),
             "input": ended.fingerprint.hex(),
             "output": fingerprint(line).hex(),
             "error": ended.error,

@@ -152,7 +152,11 @@ def _with_history(spec: JobSpec) -> JobSpec:
     drafting = spec.drafting
     if not drafting.history:
         return spec
-    known = [drafting.history] if Path(drafting.history).exists() and drafting.history not in (drafting.trie or ()) else []
+    if exists := Path(drafting.history).exists():
+        from lookahead.trie.file import Trie
+
+        Trie(drafting.history)  # raises for any other file: --trie would take a corpus for one
+    known = [drafting.history] if exists and drafting.history not in (drafting.trie or ()) else []
     name = drafting.source_name or time.strftime("%Y-%m-%d %H:%M:%S")
     tries = [*(drafting.trie or ()), *known]
     drafting = dataclasses.replace(drafting, trie=tries, save_trie=drafting.history, source_name=name)

@@ -233,8 +233,8 @@ class JobReport:
     """state: complete; stopped, with rows left to answer; or led, where another process leads. out: None: stdout.
 
     totals: of the whole job; run: of this run, which took `seconds` after loading_seconds. expected: rows of the job, if known.
-    used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: it writes to a file. estimate: what
-    a dry run of this job estimated, as JSON; disk_bytes: what its files took.
+    used: workers, batch size, peak memory (bytes) and path of forwards, by name. resumable: it writes to a file. estimate: of
+    this run by the rows before it, as JSON; disk_bytes: what the files of the job take.
     """
 
     state: Literal["complete", "stopped", "led"]

@@ -151,7 +151,8 @@ def _check_outputs(spec: JobSpec, files: JobFiles | None, names: list[str], conf
         outputs += [Output("-o", path, kind) for path, kind in own_files]
         if files.is_made_at_the_end:
             outputs.append(Output("-o", files.rows, ROWS))
-    outputs.append(Output("--save-trie", drafting.save_trie, ANY_TRIE, updates=("--trie",)))
+    saved = "--history" if drafting.history else "--save-trie"
+    outputs.append(Output(saved, drafting.save_trie, ANY_TRIE, updates=("--trie",)))
     outputs.append(Output("--metrics", spec.reporting.metrics, METRICS))
     check_outputs(outputs, reads, io.overwrite)
 
@@ -162,12 +163,14 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     counted = stack.enter_context(RowCount(opened.names if wanted else []))
     answering, options = _answering(plan, opened, peers, events, stack)
     out, drafting = spec.io.out, spec.drafting
+    from lookahead.job.estimate import rows_before
+
+    before = rows_before(opened.files) if opened.files and opened.done else None
     output: Journal | Stream
     if opened.lock and opened.manifest:
-        from lookahead.job.estimate import take
-
-        if found := take(spec.options(), opened.names):
-            opened.manifest.runs[-1]["estimate"] = found.as_json()
+        if opened.done and opened.done.cut:
+            unknown = f"{opened.done.cut:,} bytes at the end of {opened.lock.files.rows}"
+            events.notice(f"{unknown} are not in its journal, as after a kill: they are removed, and rows answered again.")
         if opened.done is None:
             opened.lock.remove_files()
         done = opened.done or Done()
@@ -227,8 +230,9 @@ def _answer(plan: JobPlan, opened: _Opened, peers: Peers | None, events: JobEven
     state: Any = "stopped" if stopped else "complete"
     used = answering.used() if answering else {}
     about: dict[str, Any] = {"resumable": opened.files is not None}
-    if opened.files and opened.manifest and (estimate := opened.manifest.runs[-1].get("estimate")):
-        about |= {"estimate": estimate, "disk_bytes": opened.files.size() + opened.files.manifest.stat().st_size}
+    if opened.files and before:
+        disk_bytes = opened.files.size() + opened.files.manifest.stat().st_size
+        about |= {"estimate": before.estimate(progress.run.rows).as_json(), "disk_bytes": disk_bytes}
     return JobReport.of(progress, state=state, model=plan.model, out=out, used=used, **about)
 
 

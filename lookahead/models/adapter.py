@@ -37,8 +37,9 @@ def check_adapter(adapter: str) -> dict[str, Any]:
     further = check_name(adapter, "an adapter's folder")
     if path.is_dir():
         check_folder(path)
-    if path.is_dir() and not (path / CONFIG).is_file():
-        raise ModelError(f"{adapter}: no {CONFIG} in this folder, so it is not a PEFT adapter.")
+        for name, lacks in ((CONFIG, "so it is not a PEFT adapter"), ("adapter_model.*", "so the adapter has no weights")):
+            if not any(path.glob(name)):
+                raise ModelError(f"{adapter}: no {name} in this folder, {lacks}.")
     return further
 
 

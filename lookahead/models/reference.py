@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lookahead.forward.backend import packed_layers
 from lookahead.forward.kv_cache import NotedCache
+from lookahead.forward.target import state_name_of
 
 HALF = (torch.bfloat16, torch.float16)
 ROUNDS_OF_CHOICE = 3  # forwards by which random text becomes text that the model might have written
@@ -78,7 +79,7 @@ def _forward(model: Any, texts: torch.Tensor, with_layers: bool) -> Reference:
     if not with_layers:
         return Reference(model(input_ids=texts, use_cache=False).logits, {})
     cache = NotedCache()
-    scores = model(input_ids=texts, past_key_values=cache, use_cache=True).logits
+    scores = model(input_ids=texts, use_cache=True, **{state_name_of(model): cache}).logits
     return Reference(scores, cache.noted)
 
 

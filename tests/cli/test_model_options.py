@@ -156,6 +156,8 @@ def test_adapter_that_does_not_fit_is_refused_in_one_line(base, adapter, tmp_pat
     refused("type PROMPT_TUNING cannot be merged", adapter_of(tmp_path / "prompts", llama, prompts))
     of_gpt2 = adapter_of(tmp_path / "gpt2", tiny_model("gpt2"), LoraConfig(target_modules=["c_attn"]))
     refused("cannot be loaded .Target modules", of_gpt2)
+    file.unlink()
+    refused(r"no adapter_model\.\* in this folder", tmp_path / "partly")
     refused("no such folder", "./missing")
     refused("no adapter_config.json", base)
     refused("is a file", base / "config.json")

@@ -89,7 +89,7 @@ REFUSED = {
     "assisted_generation": {"prompt_lookup_num_tokens": 3},
     "attentions": {"output_attentions": True, "return_dict_in_generate": True},
     "hidden states": {"output_hidden_states": True, "return_dict_in_generate": True},
-    "past_key_values": {"past_key_values": DynamicCache()},
+    "keeps its own cache: leave out": {"past_key_values": DynamicCache()},  # transformers calls it cache since 5.24
     "cache_implementation": {"cache_implementation": "offloaded"},
     "synced_gpus": {"synced_gpus": True},
     "inputs_embeds": {"inputs_embeds": torch.zeros(2, 14, 32)},

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from lookahead import JobSpec, run_job
-from lookahead.errors import UsageError
+from lookahead.errors import LookaheadError, UsageError
 from lookahead.trie.file import Trie
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, questions, rows_of, steady
@@ -68,3 +68,10 @@ def test_options_that_contradict_a_history_are_refused(epoch, options, message):
     with pytest.raises(UsageError) as raised:
         epoch(**options)
     assert str(raised.value) == message
+
+
+def test_history_that_is_not_a_trie_or_has_no_folder_is_refused_by_its_option_and_name(epoch, tmp_path):
+    with pytest.raises(LookaheadError, match=r"in\.jsonl: .*not a trie"):
+        epoch(history=tmp_path / "in.jsonl")
+    with pytest.raises(LookaheadError, match=r"--history .*its folder does not exist"):
+        epoch(history=tmp_path / "missing" / "rollouts.trie")

@@ -251,6 +251,15 @@ def test_output_that_was_edited_is_refused_naming_the_line(job):
     job.fails(1, "--resume", saying=["no row of it is in out.jsonl.journal"])
 
 
+def test_lines_at_the_end_that_the_journal_does_not_know_are_removed_with_a_notice(job):
+    job()
+    whole = job.out.read_bytes()
+    job.out.write_bytes(whole + b'{"id": "mine"}\n')
+    assert job("--resume") == 0
+    assert job.out.read_bytes() == whole
+    assert f"15 bytes at the end of {job.out} are not in its journal" in " ".join(job.err.split())
+
+
 # ---- rows that failed
 def test_bad_rows_stay_and_faults_of_the_run_are_tried_again(cli, tmp_path):
     job = Job(cli, tmp_path, [*questions(2), {"id": "bad"}])

@@ -184,6 +184,20 @@ def test_what_cannot_be_reported_is_refused(cli, tmp_path):
     cli.fails(2, "report", path, "-o", path, saying=["o.jsonl"])
 
 
+def test_report_names_openai_lines_by_custom_id_in_full_in_80_columns(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [
+        {"custom_id": f"a name of some length, number {n}", "body": {"prompt": PROMPTS[n], "max_tokens": 4}} for n in (0, 1)
+    ]
+    out = tmp_path / "out.jsonl"
+    assert cli("generate", "--model", MODEL, "--input", write_jsonl(tmp_path / "in.jsonl", lines), "-o", out, "-q").code == 0
+    assert [row.id for row in read_record(str(out)).rows] == [line["custom_id"] for line in lines]
+    shown = cli("report", out).out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines()[1:])) <= 80
+    assert "accepted" in shown.partition("took longest")[2]
+
+
 def test_report_of_a_job_agrees_with_its_summary_also_of_parquet(cli, tmp_path):
     prompts = write_jsonl(tmp_path / "in.jsonl", [{"prompt": text} for text in PROMPTS[:4]])
     for name in ("out.jsonl", "out.parquet"):

@@ -110,9 +110,8 @@ def traced(target: TargetModel) -> Traced:
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor, *lines: torch.Tensor) -> torch.Tensor:
         seen = dict(zip(plan.windows, lines, strict=True)) if plan.by_type else lines[0]
-        logits: torch.Tensor = model(
-            input_ids=ids, position_ids=positions, attention_mask=seen, past_key_values=_TracedCache(offsets), use_cache=True
-        ).logits
+        given: dict[str, Any] = {"attention_mask": seen, "use_cache": True, target.state_name: _TracedCache(offsets)}
+        logits: torch.Tensor = model(input_ids=ids, position_ids=positions, **given).logits
         return logits
 
     lines = [torch.zeros(1, 1, tokens, FIELDS, dtype=torch.int32, device=where) for _ in plan.windows]
