@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lookahead.draft.recycled import BEST
 from lookahead.native.kernels import carray, float32_at, inlined, int16_at, int32_at, kernel
 
 BLOCK = 128  # scores whose maximum is taken at once
@@ -23,7 +24,6 @@ def best_token(bits, magnitude, index):
 
 
 NONE, FLOAT32, BFLOAT16, FLOAT16 = range(4)  # kinds of scores; none: only best tokens are known
-FEW = 4
 
 
 @inlined
@@ -36,17 +36,17 @@ def best_token_of(kind, address, rows, vocab, row):
 
 @inlined
 def best_few(kind, address, rows, vocab, asked, ids, scores_at, best):
-    """Fill ids, int32 [asked, FEW], and the float32 likewise at `scores_at` with the best tokens of the rows `asked`; note the
+    """Fill ids, int32 [asked, BEST], and the float32 likewise at `scores_at` with the best tokens of the rows `asked`; note the
     first of each in `best`.
     """
-    found, scores = carray(int32_at(scores_at), (len(asked), FEW)), carray(float32_at(scores_at), (len(asked), FEW))
+    found, scores = carray(int32_at(scores_at), (len(asked), BEST)), carray(float32_at(scores_at), (len(asked), BEST))
     if kind == FLOAT32:
         find(carray(int32_at(address), (rows, vocab)), asked, np.int32(0x7FFFFFFF), ids, found)
     else:
-        halves = carray(int16_at(scores_at), (2 * len(asked), FEW))  # widened in index, from the last on
+        halves = carray(int16_at(scores_at), (2 * len(asked), BEST))  # widened in index, from the last on
         find(carray(int16_at(address), (rows, vocab)), asked, np.int16(0x7FFF), ids, halves)
         for row in range(len(asked) - 1, -1, -1):
-            for k in range(FEW - 1, -1, -1):
+            for k in range(BEST - 1, -1, -1):
                 bits = np.int32(halves[row, k])
                 if kind == BFLOAT16:
                     found[row, k] = bits << 16

@@ -32,7 +32,7 @@ GAVE, MIXTURE_GAVE, LATEST = range(3)
 AT, BEFORE, MISSED, HIT = range(4)
 BINARY = 14  # buckets of how far back a token stood
 # Of each kind of key, what a rank counts in the number of a factor. There are PLACED ranks; one more: not among them.
-RANKED = np.array([0, PLACED + 1, 0, 1, (PLACED + 1) ** 2])
+RANKED = np.array([PLACED + 1, 0, 1, (PLACED + 1) ** 2])
 UNRANKED = (PLACED + 1) ** 3 - 1
 
 

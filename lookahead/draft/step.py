@@ -15,9 +15,10 @@ import numpy as np
 
 from lookahead.budget.policy import Budget
 from lookahead.draft import planner, step_kernel
-from lookahead.draft.best_kernel import FEW, NONE
+from lookahead.draft.best_kernel import NONE
 from lookahead.draft.drafter import Drafter, Row
 from lookahead.draft.grown import Guide, keep_possible
+from lookahead.draft.recycled import BEST
 from lookahead.draft.step_layout import (
     CHOOSE,
     COMMIT,
@@ -155,7 +156,7 @@ class StepBatch:
         self._get_ready(budget, drafts)
         call["threads"] = drafter.growth.threads(len(self), int(call["grown"]))
         call["share"] = budget.cost.share(len(self))
-        call["recycles"] = drafter.wants_runner_up and self._vocab_size >= FEW and drafts
+        call["recycles"] = drafter.wants_runner_up and self._vocab_size >= BEST and drafts
         if not self._is_staged():
             self._run(step_kernel.propose, everything)
             return
@@ -232,7 +233,7 @@ class StepBatch:
             stages -= RUNNER_UP
         self._run(step_kernel.accept, stages)
         if kind == NONE and call["recycles"] and (asked := int(call["asked"])):
-            block.few_ids[:asked], block.few_scores[:asked] = scores.best_few(block.asked[:asked], FEW)
+            block.few_ids[:asked], block.few_scores[:asked] = scores.best_few(block.asked[:asked], BEST)
 
     def set_accepted(self, slot: int, token_ids: Sequence[int], nodes: Sequence[int]) -> None:
         """Set what a row emits for which Python chooses. nodes: of its tree, the root included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lookahead.draft import planner
-from lookahead.draft.best_kernel import FEW
+from lookahead.draft.recycled import BEST
 from lookahead.native.kernels import Layout, unpacker
 
 LEARN, GROW, CHOOSE, LAY_OUT = 1, 2, 4, 8  # stages of `propose`
@@ -124,8 +124,8 @@ STEP: Layout = {
     "path": (np.int64, ("tokens",)),  # and the nodes along which it does
     "depths": (np.int64, ("tokens",)),
     "asked": (np.int64, ("tokens",)),  # rows of scores whose best few are wanted
-    "few_ids": (np.int32, ("tokens", FEW)),  # these, and their scores
-    "few_scores": (np.float32, ("tokens", FEW)),
+    "few_ids": (np.int32, ("tokens", BEST)),  # these, and their scores
+    "few_scores": (np.float32, ("tokens", BEST)),
     "few_tokens": (np.int32, ("tokens",)),  # the nodes behind which these stand
     "few_parents": (np.int32, ("tokens",)),
     "few_sizes": (np.int64, ("rows",)),  # of their trees

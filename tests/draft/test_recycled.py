@@ -46,7 +46,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 @given(
     st.integers(0, 1 << 30),
     st.sampled_from(DTYPES),
-    st.sampled_from([4, 5, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3]),
+    st.sampled_from([BEST, BEST + 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3]),
     st.sampled_from([-3.0, 0.0, 3.0]),
     st.booleans(),
 )

@@ -23,7 +23,7 @@ from lookahead.draft.cells import NEVER, ORDERS, OTHER, OWN, SKIP_CELLS, order_b
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.experts import LAST, RESOLUTION
 from lookahead.draft.planner import MIN_REMAINING_MASS
-from lookahead.draft.recycled import ANY, ASKED, KINDS
+from lookahead.draft.recycled import ANY, ASKED, BEST, KINDS
 from lookahead.trie.suffixes import DEPTH
 
 F = np.float32
@@ -357,7 +357,7 @@ class SlowDrafter:
             each,
             dict(held),
             {token: (cells.RECYCLED, 0) for token, _ in held},
-            ranked={token: int(cells.RANKED[kind]) * (4 - min(rank, 3)) for rank, (token, _) in enumerate(held)},
+            ranked={token: int(cells.RANKED[kind]) * (BEST - rank) for rank, (token, _) in enumerate(held)},
         )
 
     def _own_expert(self, row: SlowRow, node: Node, order: int) -> Expert:
