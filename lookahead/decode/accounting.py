@@ -15,8 +15,8 @@ from lookahead.budget.speedup import PlainTime, Speedup
 from lookahead.decode.row import RunningRow
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.sources import Sources
-from lookahead.draft.step import StepBatch
 from lookahead.forward.target import TargetModel
+from lookahead.step.batch import StepBatch
 
 MOSTLY, FEW_STEPS = 0.5, 50  # of the steps without drafts it is reported why, if they are as many
 AT_ONCE = 32  # plain steps that are counted together

@@ -2,7 +2,7 @@
 
 A step (`DecodingEngine._step`) drafts for every row, verifies all drafts in one forward, keeps what the model itself emits and
 notifies the drafter. Rows that still prefill their prompts share the forward with those that decode. What stands before and
-behind the forward is draft/step.py, slots are given out in scheduler.py, a row's part of a step is row.py, choosing tokens
+behind the forward is step/batch.py, slots are given out in scheduler.py, a row's part of a step is row.py, choosing tokens
 sampling.py, clocks and costs accounting.py.
 """
 
@@ -29,10 +29,10 @@ from lookahead.decode.sampling import GREEDY, Sampling, check_vocabulary
 from lookahead.decode.scheduler import Scheduler
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.explain import Observer
-from lookahead.draft.step import StepBatch
 from lookahead.forward.backends import by_own_settings
 from lookahead.forward.slots import Slots, slots_of
 from lookahead.forward.target import TargetModel
+from lookahead.step.batch import StepBatch
 
 AT_ONCE = 0.05  # seconds of steps between which nothing else is done
 

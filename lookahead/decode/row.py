@@ -18,10 +18,10 @@ from lookahead.decode.request import Generation
 from lookahead.decode.verify import verify_and_accept
 from lookahead.draft.drafter import Row
 from lookahead.draft.explain import Step
-from lookahead.draft.step import RowState, StepBatch
-from lookahead.draft.step_layout import DECODES, ENDS_PREFILL, PREFILLS, SCORES_PROMPT, WAITS
 from lookahead.draft.tree import Accepted, root_only
 from lookahead.forward.slots import Scores, Slots
+from lookahead.step.batch import RowState, StepBatch
+from lookahead.step.layout import DECODES, ENDS_PREFILL, PREFILLS, SCORES_PROMPT, WAITS
 
 
 class RunningRow:
@@ -97,7 +97,7 @@ class RunningRow:
         return self.generation.prompt_logprobs_start - 1 if self.scores_prompt else len(self.text)
 
     def next_input(self, most: int) -> tuple[int, np.ndarray | None]:
-        """(What it does in the next step, see step_layout.py; the chunk of up to `most` tokens that it prefills)."""
+        """(What it does in the next step, see step/layout.py; the chunk of up to `most` tokens that it prefills)."""
         if self.prefilled is None:
             return WAITS, None
         if self.decodes:

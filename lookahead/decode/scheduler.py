@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 from lookahead.decode.request import Generation
 from lookahead.decode.row import RunningRow
-from lookahead.draft.step import StepBatch
-from lookahead.draft.step_layout import DECODES
 from lookahead.forward.memory import ran_out
 from lookahead.forward.slots import Slots
+from lookahead.step.batch import StepBatch
+from lookahead.step.layout import DECODES
 
 log = logging.getLogger(__name__)
 

@@ -144,7 +144,7 @@ class Scores(Protocol):
     """Interface of a forward's scores, as `StepBatch.accept` needs it."""
 
     def native(self) -> tuple[int, int, int]:
-        """(kind, address, vocabulary) of scores that kernels can read, see best_kernel.py; kind NONE: a device has them."""
+        """(kind, address, vocabulary) of scores for kernels (step/best_tokens.py); kind NONE: a device has them."""
 
     def best_tokens(self) -> np.ndarray:
         """int64: the best token of each row of scores, where a device has them."""

@@ -22,8 +22,8 @@ import numpy as np
 
 from lookahead.budget.policy import Budget
 from lookahead.draft.drafter import Drafter, Row
-from lookahead.draft.step import RowState, StepBatch
 from lookahead.draft.tree import GIVEN, DraftTree, name_of
+from lookahead.step.batch import RowState, StepBatch
 
 log = logging.getLogger(__name__)
 

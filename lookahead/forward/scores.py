@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lookahead.draft.best_kernel import BFLOAT16, FLOAT16, FLOAT32, NONE, best_token
 from lookahead.forward.batch import upload
+from lookahead.step.best_tokens import BFLOAT16, FLOAT16, FLOAT32, NONE, best_token
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}  # that kernels can read
 
@@ -46,7 +46,7 @@ class Scores:
         return self._known[row]
 
     def native(self) -> tuple[int, int, int]:
-        """(kind, address, vocabulary) of scores, for kernels (draft/best_kernel.py); kind NONE: a device has them."""
+        """(kind, address, vocabulary) of scores, for kernels (step/best_tokens.py); kind NONE: a device has them."""
         if self.logits.is_cuda:
             return NONE, 0, 0
         return KINDS[self._scores.dtype], self._scores.data_ptr(), self._scores.shape[-1]

@@ -48,9 +48,9 @@ def _budget() -> None:
 def _forward() -> None:
     """Compile float32 forwards on a CPU. Needs no torch."""
     from lookahead.backends.cpu import attention_kernel, panel_kernel, program_kernel
-    from lookahead.draft import best_kernel
     from lookahead.forward import batch_kernel, tree_meta
     from lookahead.native.threads import c_function
+    from lookahead.step import best_tokens
 
     c_function(panel_kernel.product)
     for kind in (panel_kernel.FLOAT32, panel_kernel.BFLOAT16, panel_kernel.FLOAT16):  # float32 may lie in 16 bits
@@ -62,17 +62,17 @@ def _forward() -> None:
     batch_kernel.move(np.zeros((1, 1, 1, 1, 1), np.int16), one, one, one)
     inputs, meta = np.zeros((4, 1), np.int64), np.zeros((1, 1, tree_meta.FIELDS), np.int32)
     tree_meta.arrange(root, root, one + 1, one, one + 1, one + 1, 0, inputs, meta)
-    scores, magnitude = np.zeros((1, 2 * best_kernel.BLOCK), np.int32), np.int32(0x7FFFFFFF)
-    best_kernel.find(scores, one, magnitude, np.zeros((1, 4), np.int32), np.zeros((1, 4), np.int32))
-    best_kernel.best_token(scores, magnitude, 0)
+    scores, magnitude = np.zeros((1, 2 * best_tokens.BLOCK), np.int32), np.int32(0x7FFFFFFF)
+    best_tokens.find(scores, one, magnitude, np.zeros((1, 4), np.int32), np.zeros((1, 4), np.int32))
+    best_tokens.best_token(scores, magnitude, 0)
 
 
 def _steps() -> None:
-    from lookahead.draft import step_kernel
     from lookahead.native.threads import c_function
+    from lookahead.step import kernels
 
-    c_function(step_kernel.propose)
-    c_function(step_kernel.accept)
+    c_function(kernels.propose)
+    c_function(kernels.accept)
 
 
 COMPILE = {"sorting": _sorting, "drafting": _drafting, "forward": _forward, "budget": _budget, "steps": _steps}

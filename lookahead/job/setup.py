@@ -15,7 +15,6 @@ from lookahead.decode.chooser import check_generation_config
 from lookahead.decode.engine import DecodingEngine
 from lookahead.decode.generation_config import not_used
 from lookahead.decode.sampling import GREEDY, Sampling
-from lookahead.draft import step_kernel
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import DraftSource
@@ -25,6 +24,7 @@ from lookahead.job.events import COMPILING
 from lookahead.models.load import load_model
 from lookahead.models.options import ModelOptions
 from lookahead.native.threads import c_function
+from lookahead.step import kernels
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity, without_limits
 from lookahead.trie.file import Trie
@@ -106,8 +106,8 @@ def assemble(
 
     def compile_kernels() -> None:
         drafter.warm_up()
-        c_function(step_kernel.propose)
-        c_function(step_kernel.accept)
+        c_function(kernels.propose)
+        c_function(kernels.accept)
 
     compiling(compile_kernels)
     size = batch_size or rows_at_once(target.device)

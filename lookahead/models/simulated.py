@@ -18,12 +18,12 @@ from lookahead.budget.attention import runs_of
 from lookahead.budget.policy import StepCost
 from lookahead.budget.profile import CostProfile, Forward, Setting
 from lookahead.budget.shapes import shape_of
-from lookahead.draft.best_kernel import NONE
 from lookahead.draft.tree import TreeBatch
 from lookahead.forward.batch import ALL_AT_ONCE, SMALL, work_of
 from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.slots import PackedSlots, Scores
 from lookahead.forward.target import DTYPES, TargetModel
+from lookahead.step.best_tokens import NONE
 
 CACHES = 48 << 20  # bytes of a CPU's caches
 

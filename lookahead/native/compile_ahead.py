@@ -28,7 +28,7 @@ GROUPS = {  # name -> modules whose kernels it holds, seconds that it takes
     "drafting": (("draft", "trie.session"), 24.0),
     "forward": (("forward", "backends"), 13.0),
     "budget": (("budget",), 7.0),
-    "steps": (("decode",), 9.0),
+    "steps": (("step",), 9.0),
 }
 POLL, LONGEST = 0.02, 180.0  # seconds: between looks for a file, and from the start until nothing is waited for any more
 

@@ -11,7 +11,7 @@ import pytest
 from lookahead.budget.speedup import PlainTime, Speedup
 from lookahead.decode.accounting import Accounting
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.step import StepBatch
+from lookahead.step.batch import StepBatch
 from tests.decode.test_step import demo, run_of
 from tests.support.cli import Cli, write_jsonl
 from tests.support.jobs import MODEL, questions

@@ -8,7 +8,7 @@ from lookahead.budget.worth import ITS_OWN, LONGEST_REST, REST, TRIAL, SourceUti
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.step import StepBatch
+from lookahead.step.batch import StepBatch
 from tests.support.depth import deep
 
 STEP, SAID = 10e-3, 4

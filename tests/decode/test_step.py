@@ -14,9 +14,9 @@ from lookahead.decode.request import Generation
 from lookahead.decode.sampling import Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
-from lookahead.draft.step import StepBatch
 from lookahead.forward.target import TargetModel
 from lookahead.job import setup
+from lookahead.step.batch import StepBatch
 from tests.support.depth import deep
 from tests.support.jobs import MODEL
 

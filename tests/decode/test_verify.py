@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from lookahead.budget.policy import Budget
 from lookahead.decode.verify import verify_and_accept
-from lookahead.draft.step import RowState, StepBatch
-from lookahead.draft.step_layout import DECODES
 from lookahead.draft.tree import root_only
 from lookahead.forward.slots import Scores
+from lookahead.step.batch import RowState, StepBatch
+from lookahead.step.layout import DECODES
 from tests.support.drafts import KnownAnswer, tree_of
 
 

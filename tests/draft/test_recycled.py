@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookahead.decode.engine import DecodingEngine
-from lookahead.draft.best_kernel import BLOCK, best_few
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.recycled import ANY, BEST, KEPT, KINDS, Recycled
@@ -20,6 +19,7 @@ from lookahead.draft.tree import chain
 from lookahead.errors import TrieFormatError
 from lookahead.forward.scores import Scores
 from lookahead.models.probe import probed
+from lookahead.step.best_tokens import BLOCK, best_few
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
 from lookahead.trie.build import append_trie, build_trie
 from lookahead.trie.file import Trie

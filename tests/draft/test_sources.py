@@ -16,10 +16,10 @@ from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.sources import LONGEST, MOST_PATHS, DraftSource
-from lookahead.draft.step import RowState, StepBatch
 from lookahead.errors import UsageError
 from lookahead.forward.target import TargetModel
 from lookahead.models.probe import probed
+from lookahead.step.batch import RowState, StepBatch
 from tests.architectures import NEW_TOKENS, decoded, plain_answers, random_prompts
 from tests.support.depth import deep, some_deep
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # Lowest first; a room imports those before it. Files of lookahead/ itself that are not named here are the ground.
 ROOMS = (
-    *("ground", "files", "tokenizer", "corpus", "native", "trie", "budget", "draft", "forward", "decode"),
+    *("ground", "files", "tokenizer", "corpus", "native", "trie", "budget", "draft", "step", "forward", "decode"),
     *("models", "backends", "quantize", "engines", "cluster", "corpus_build", "job", "bench", "api", "hf_call", "hf"),
     *("harness", "lookahead_cli"),
 )
@@ -65,7 +65,7 @@ def offences_of(name: str) -> Iterator[str]:
         if not name.startswith(users):
             yield f"{name} imports {each}, a backend that it should ask for by name"
     banned = set() if room == "lookahead_cli" else {"typer", "rich"}
-    if room in ("ground", "files", "corpus", "native", "trie", "budget", "draft"):
+    if room in ("ground", "files", "corpus", "native", "trie", "budget", "draft", "step"):
         banned |= {"torch"}
     if name in DRAFT_ALONE:  # they run inside engines of others
         banned |= {"torch", "transformers", "vllm"}

@@ -28,9 +28,9 @@ def drafts() -> None:
 def forwards() -> None:
     """Kernels of float32 forwards first, then those of halves and quantized models."""
     from lookahead.backends.cpu import attention_kernel, panel_kernel, quantized_cache_kernel
-    from lookahead.draft import best_kernel
     from lookahead.job import compile_groups
     from lookahead.native.threads import c_function
+    from lookahead.step import best_tokens
 
     compile_groups.main(["forward"])
     of_x86 = (panel_kernel.INT8, panel_kernel.INT4) if platform.machine() == "x86_64" else ()
@@ -39,8 +39,8 @@ def forwards() -> None:
     for name in ("bfloat16", "float16", "float32_in_8_bits", "float32_in_4_bits"):
         c_function(getattr(attention_kernel, name))
     one, halves = np.zeros(1, np.int64), np.zeros((1, 4), np.int16)
-    best_kernel.find(np.zeros((1, 2 * best_kernel.BLOCK), np.int16), one, np.int16(0x7FFF), np.zeros((1, 4), np.int32), halves)
-    best_kernel.best_token(halves, np.int16(0x7FFF), 0)
+    best_tokens.find(np.zeros((1, 2 * best_tokens.BLOCK), np.int16), one, np.int16(0x7FFF), np.zeros((1, 4), np.int32), halves)
+    best_tokens.best_token(halves, np.int16(0x7FFF), 0)
     source, target = np.zeros(64, np.float32), np.zeros(256, np.uint8)
     quantized_cache_kernel.quantize_all(source.ctypes.data, 1, 64, target.ctypes.data, 4, True)
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lookahead.draft.best_kernel import NONE
 from lookahead.draft.recycled import BEST
 from lookahead.draft.tree import TreeBatch
 from lookahead.forward.batch import MOST_TOKENS, block_of, pack_of, step_inputs
@@ -28,6 +27,7 @@ from lookahead.forward.kv_cache import SlotCache
 from lookahead.forward.scores import Scores
 from lookahead.forward.slots import logits_of
 from lookahead.forward.target import TargetModel
+from lookahead.step.best_tokens import NONE
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Memory layout of the block that the native halves of a decode step (step_kernel.py) share with Python."""
+"""Memory layout of the block that the native halves of a decode step (kernels.py) share with Python."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ CALL = np.dtype(
         ("emitted", np.int64),  # tokens, by rows that decode
         ("ended", np.int64),  # answers
         ("vocab", np.int64),
-        ("scores_kind", np.int64),  # see best_kernel.py
+        ("scores_kind", np.int64),  # see best_tokens.py
         ("scores_at", np.int64),
         ("forced_at", np.int64),  # tokens that grammars force, int64
         ("accept_at", np.int64),  # C functions

@@ -13,10 +13,12 @@ import numpy as np
 from lookahead.budget import policy
 from lookahead.draft import planner
 from lookahead.draft.arrays import TREE_PARENTS, TREE_SOURCES, TREE_TOKENS, rows_arrays, shared_arrays
-from lookahead.draft.best_kernel import best_few, best_token_of
 from lookahead.draft.own_text import CAPACITY, LENGTH, TOKEN, own_arrays
 from lookahead.draft.recycled import ANY, add_trees
-from lookahead.draft.step_layout import (
+from lookahead.native.kernels import address_of, carray, float32_at, float64_at, inlined, int32_at, int64_at
+from lookahead.native.threads import call_with, in_threads
+from lookahead.step.best_tokens import best_few, best_token_of
+from lookahead.step.layout import (
     CHOOSE,
     COMMIT,
     DECODES,
@@ -30,8 +32,6 @@ from lookahead.draft.step_layout import (
     UNKNOWN,
     step_arrays,
 )
-from lookahead.native.kernels import address_of, carray, float32_at, float64_at, inlined, int32_at, int64_at
-from lookahead.native.threads import call_with, in_threads
 
 
 def propose(address):

@@ -1,6 +1,6 @@
 """The rows of a decode step side by side. In: requests in slots. Out: what the forward gets, and what each row emits.
 
-Before the forward stands `propose`, behind it `accept`; each is one native call (step_kernel.py) unless a row needs what only
+Before the forward stands `propose`, behind it `accept`; each is one native call (kernels.py) unless a row needs what only
 Python has: grammars, draft sources of the user's own, samplers. Plain decoding is a step that proposes nothing.
 """
 
@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 
 from lookahead.budget.policy import Budget
-from lookahead.draft import planner, step_kernel
-from lookahead.draft.best_kernel import NONE
+from lookahead.draft import planner
 from lookahead.draft.drafter import Drafter, Row
-from lookahead.draft.grown import Guide, keep_possible
 from lookahead.draft.recycled import BEST
-from lookahead.draft.step_layout import (
+from lookahead.draft.tree import Accepted, DraftTree, Scores, TreeBatch, as_parallel, name_of, root_only
+from lookahead.native.kernels import Block
+from lookahead.native.threads import c_function, openmp_address, run_in
+from lookahead.step import kernels
+from lookahead.step.best_tokens import NONE
+from lookahead.step.guide import Guide, keep_possible
+from lookahead.step.layout import (
     CHOOSE,
     COMMIT,
     DECODES,
@@ -33,9 +37,6 @@ from lookahead.draft.step_layout import (
     UNKNOWN,
     WAITS,
 )
-from lookahead.draft.tree import Accepted, DraftTree, Scores, TreeBatch, as_parallel, name_of, root_only
-from lookahead.native.kernels import Block
-from lookahead.native.threads import c_function, openmp_address, run_in
 
 TIMED = 8  # at one step in that many it is timed how long runner-up tokens take
 
@@ -151,22 +152,22 @@ class StepBatch:
         drafts = drafts and drafter.options.strategy != "off"
         call["step"], call["drafts"], call["recycles"] = step, drafts, 0
         if not (drafts or call["active"]):
-            self._run(step_kernel.propose, everything)
+            self._run(kernels.propose, everything)
             return
         self._get_ready(budget, drafts)
         call["threads"] = drafter.growth.threads(len(self), int(call["grown"]))
         call["share"] = budget.cost.share(len(self))
         call["recycles"] = drafter.wants_runner_up and self._vocab_size >= BEST and drafts
         if not self._is_staged():
-            self._run(step_kernel.propose, everything)
+            self._run(kernels.propose, everything)
             return
         self._force_tokens()
-        self._run(step_kernel.propose, LEARN | GROW)
+        self._run(kernels.propose, LEARN | GROW)
         self._edit_trees()
-        self._run(step_kernel.propose, CHOOSE)
+        self._run(kernels.propose, CHOOSE)
         if drafter.options.strategy == "parallel":
             self._make_parallel()
-        self._run(step_kernel.propose, LAY_OUT)
+        self._run(kernels.propose, LAY_OUT)
 
     def _is_staged(self) -> bool:
         """Python has its part in drafting."""
@@ -200,7 +201,7 @@ class StepBatch:
 
     @property
     def phases(self) -> list[int]:
-        """Phase of each row in this step, see step_layout.py."""
+        """Phase of each row in this step, see layout.py."""
         phases: list[int] = self.lines["phase"][: len(self)].tolist()
         return phases
 
@@ -228,10 +229,10 @@ class StepBatch:
         stages = RUNNER_UP | FOLLOW | (0 if chosen else COMMIT)
         if call["recycles"] and call["step"] % TIMED == 0:
             began = time.perf_counter()
-            self._run(step_kernel.accept, RUNNER_UP)
+            self._run(kernels.accept, RUNNER_UP)
             self.runner_up_seconds = time.perf_counter() - began
             stages -= RUNNER_UP
-        self._run(step_kernel.accept, stages)
+        self._run(kernels.accept, stages)
         if kind == NONE and call["recycles"] and (asked := int(call["asked"])):
             block.few_ids[:asked], block.few_scores[:asked] = scores.best_few(block.asked[:asked], BEST)
 
@@ -247,7 +248,7 @@ class StepBatch:
 
     def commit(self) -> None:
         """Make what rows emit in this step part of their answers."""
-        self._run(step_kernel.accept, COMMIT)
+        self._run(kernels.accept, COMMIT)
 
     def accepted(self) -> list[Accepted]:
         """Return what each row emits, and which nodes of its tree, or tokens of its chunk, are kept."""
