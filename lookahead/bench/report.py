@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lookahead.bench.plot import BLUE, GREY, INK, bare, comparison_figure, drawing, from_zero, head, shades, sweep_figure
-from lookahead.job.record import JobRecord, Part, RowRecord, name_of, title_of
+from lookahead.job.record import LENGTHS, JobRecord, Part, name_of, title_of
 from lookahead.printable import in_one_line
 
 if TYPE_CHECKING:
@@ -101,10 +102,9 @@ def panels(record: JobRecord) -> Panels:
     if drafts:
         of["drafts"] += [("EDL of each row", _draw_rows), ("Draft tokens that were accepted", _draw_accepted)]
     if drafts and record.totals.steps:
-        of["lengths"] += [("EDL by prompt length", _draw_prompts), ("EDL by answer length", _draw_answers)]
+        of["lengths"] += [(f"EDL by {each} length", partial(_draw_lengths, of=each)) for each in LENGTHS]
     if slowest:
-        of["lengths"].append(("Seconds of each row, by prompt length", _draw_seconds_by_prompt))
-        of["lengths"].append(("Seconds of each row, by answer length", _draw_seconds_by_answer))
+        of["lengths"] += [(f"Seconds of each row, by {each} length", partial(_draw_seconds, of=each)) for each in LENGTHS]
     return of
 
 
@@ -162,41 +162,28 @@ def _draw_accepted(axis: Any, record: JobRecord) -> None:
     axis.set(ylabel="accepted (% of draft tokens)")
 
 
-def _draw_prompts(axis: Any, record: JobRecord) -> None:
-    _draw_lengths(axis, record.by_prompt_length(), "prompt length (tokens)")
-
-
-def _draw_answers(axis: Any, record: JobRecord) -> None:
-    _draw_lengths(axis, record.by_answer_length(), "answer length (tokens)")
-
-
-def _draw_lengths(axis: Any, parts: Sequence[Part], along: str) -> None:
+def _draw_lengths(axis: Any, record: JobRecord, of: str) -> None:
+    parts = record.by_length(of)
     bars = axis.bar([part.name.replace(" to ", "-") for part in parts], [part.counts.edl for part in parts], color=BLUE)
     many = len(parts) > 5
     rows = ["" if many else f"\n{part.rows:,} row{'s' * (part.rows > 1)}" for part in parts]
     axis.bar_label(bars, [f"{bar:.2f}{row}" for bar, row in zip(bars.datavalues, rows, strict=True)], padding=2, fontsize=8)
     axis.margins(y=0.25)
     axis.tick_params(axis="x", labelsize=8, rotation=30 if many else 0)
-    axis.set(xlabel=along, ylabel="EDL")
+    axis.set(xlabel=f"{of} length (tokens)", ylabel="EDL")
 
 
-def _draw_seconds_by_prompt(axis: Any, record: JobRecord) -> None:
-    """Also names the slowest rows: answers often have one length, so that names would be on top of each other there."""
-    _draw_seconds(axis, record, "prompt", lambda row: row.counts.prompt_tokens)
-    for row in record.slowest(NAMED):
-        at = row.counts.prompt_tokens, row.seconds
-        name = (name_of(row) or f"row {row.number}")[:NAME_LENGTH]
-        axis.annotate(name, at, (-5, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
-
-
-def _draw_seconds_by_answer(axis: Any, record: JobRecord) -> None:
-    _draw_seconds(axis, record, "answer", lambda row: row.counts.tokens)
-
-
-def _draw_seconds(axis: Any, record: JobRecord, along: str, tokens_of: Callable[[RowRecord], int]) -> None:
+def _draw_seconds(axis: Any, record: JobRecord, of: str) -> None:
+    """By prompt length also names of the slowest rows: answers often have one length, so that names would be on top of each
+    other there.
+    """
     rows = [row for row in record.rows if row.seconds is not None and row.counts.steps]
-    _points(axis, [tokens_of(row) for row in rows], [row.seconds for row in rows], BLUE)
-    axis.set(xlabel=f"{along} length (tokens)", ylabel="seconds of a row")
+    _points(axis, [row.length(of) for row in rows], [row.seconds for row in rows], BLUE)
+    for row in record.slowest(NAMED) if of == "prompt" else ():
+        name = (name_of(row) or f"row {row.number}")[:NAME_LENGTH]
+        at = row.length(of), row.seconds
+        axis.annotate(name, at, (-5, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
+    axis.set(xlabel=f"{of} length (tokens)", ylabel="seconds of a row")
     from_zero(axis)
 
 
