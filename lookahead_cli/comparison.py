@@ -35,21 +35,27 @@ def show(
     replays: Sequence[WorkloadReplay] = (),
 ) -> None:
     """Print and write what was measured, or replayed. failed: what is wrong with rows that were left out."""
+    from lookahead.bench import plot
 
-    def tables() -> None:
+    if json:
+        render.print_json(value)
+    else:
         if replays:
             (print_sweeps if bench.sweep else print_replays)(replays)
         for comparison in comparisons:
             print_comparison(comparison, bench.sweep)
+    _notify_left_out(failed)
+    figure = None
+    if bench.plot and comparisons:
+        figure = (plot.sweep_figure if bench.sweep else plot.comparison_figure)(comparisons)
+    elif bench.plot:
+        figure = plot.replay_sweep_figure(replays)
+    bench.write(value, figure, page_of(comparisons, context.obj, failed, bench.sweep) if bench.report else "")
 
-    def figure() -> Any:
-        from lookahead.bench.plot import comparison_figure, replay_sweep_figure, sweep_figure
 
-        if not comparisons:
-            return replay_sweep_figure(replays)
-        return (sweep_figure if bench.sweep else comparison_figure)(comparisons)
-
-    bench.show(json, value, tables, failed, figure, lambda: page_of(comparisons, context.obj, failed, bench.sweep))
+def _notify_left_out(rows: Sequence[str]) -> None:
+    for problem in rows:
+        render.notice(f"left out {problem}")
 
 
 def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequence[str], sweep: bool) -> str:
@@ -71,17 +77,18 @@ def page_of(comparisons: Sequence[Comparison], command_line: str, problems: Sequ
 
 def show_schemes(schemes: list[Scheme], failed: list[str], bench: BenchOptions, json: bool) -> None:
     """The same of a model in several quantizations: one table for each batch size."""
-
-    def tables() -> None:
-        for number, comparison in enumerate(schemes[0].comparisons):
-            render.table(
-                f"{comparison.model} ({comparison.dtype}), {comparison.rows} rows, batch {comparison.batch_size}, tokens/s",
-                ["weights", "KV", "plain", "drafts", "EDL", "same", "memory", "KV/token", "loss"],
-                [_scheme_row(scheme, scheme.comparisons[number]) for scheme in schemes],
-                left=2,
-            )
-
-    bench.show(json, {"schemes": [each.as_json() for each in schemes]}, tables, failed)
+    value = {"schemes": [each.as_json() for each in schemes]}
+    if json:
+        render.print_json(value)
+    for number, comparison in enumerate(() if json else schemes[0].comparisons):
+        render.table(
+            f"{comparison.model} ({comparison.dtype}), {comparison.rows} rows, batch {comparison.batch_size}, tokens/s",
+            ["weights", "KV", "plain", "drafts", "EDL", "same", "memory", "KV/token", "loss"],
+            [_scheme_row(scheme, scheme.comparisons[number]) for scheme in schemes],
+            left=2,
+        )
+    _notify_left_out(failed)
+    bench.write(value)
 
 
 def _scheme_row(scheme: Scheme, comparison: Comparison) -> tuple[str, ...]:
