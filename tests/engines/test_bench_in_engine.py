@@ -186,17 +186,15 @@ class Scripted:
         Path(self.engine).write_text("closed", "utf-8")
 
 
-def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
-    """As `in_engine._serve`, in the process. settings: the model names the file that tells that `Scripted` was closed."""
-    in_engine.LocalEngine = Scripted
-    in_engine.in_engine = lambda *arguments: settings.model.name
+def started_scripted(name: str, settings: SglangSettings) -> Scripted:
+    """As `in_engine._started`, in the process. settings: the model names the file that tells that `Scripted` was closed."""
     print("this is not a part of a report")
-    in_engine._serve(line, name, settings)
+    return Scripted(settings.model.name)
 
 
 @pytest.mark.deep  # it imports torch in three processes
 def test_an_engine_in_a_process_of_its_own_answers_and_is_closed_or_says_why_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_engine, "_serve", serve_scripted)
+    monkeypatch.setattr(in_engine, "_started", started_scripted)
     settings = SglangSettings(ModelOptions(str(tmp_path / "closed")))
     run = InProcess("sglang", settings)
     assert run.about == Scripted.about
