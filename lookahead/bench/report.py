@@ -1,4 +1,4 @@
-"""Figures of the pages of benches and jobs. In: measured runs, or the counts of a job's rows. Out: figures."""
+"""What pages and terminals show of benches, and figures of benches and jobs. In: measured runs, or counts of a job's rows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,101 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lookahead.bench.plot import BLUE, GREY, INK, bare, comparison_figure, drawing, from_zero, head, shades, sweep_figure
-from lookahead.job.record import LENGTHS, JobRecord, Part, name_of, title_of
-from lookahead.printable import in_one_line
+from lookahead.bench.plot import (
+    BLUE,
+    GREY,
+    INK,
+    bare,
+    comparison_figure,
+    drawing,
+    from_zero,
+    head,
+    in_words,
+    shades,
+    sweep_figure,
+)
+from lookahead.bench.plot import title_of as title_of_bench
+from lookahead.job.record import LENGTHS, JobRecord, Part, Table, name_of, title_of
+from lookahead.printable import in_one_line, shares, size
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
-    from lookahead.bench.run import Run
+    from lookahead.bench.lossless import Divergence
+    from lookahead.bench.run import Run, TimeSplit
 
 
 PARTS = {"draft": "#e08a1e", "forward": BLUE, "verify": "#2fa36b", "rest": GREY}  # of a run's time
 MOST_SHOWN = 12  # runs in such a figure
+DIVERGENCES = 5  # below a table on a terminal
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are listed of all
 DEEPEST = 32  # depth that the figure goes to
+
+
+def comparison_parts(comparison: Comparison, swept: bool = False, whole: bool = False) -> Iterator[Table | str]:
+    """Tables of speed and of where the time went, who and how deep was accepted, verdict on losslessness, environment.
+
+    swept: also how auto compares with the best fixed setting. whole: for a page, with memory and divergences of each run.
+    """
+    repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
+    yield Table(
+        f"{title_of_bench(comparison)}, batch {comparison.batch_size}{repeats}",
+        ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted", *(["peak MiB"] if whole else [])],
+        [_of_run(run, run is comparison.runs[0], whole) for run in comparison.runs],
+    )
+    if timed := [(run, run.time_split) for run in comparison.runs if run.time_split]:
+        columns = ["decoding", *PARTS, "draft us", "forward ms"]
+        rows = [_of_split(run, split) for run, split in timed]
+        yield Table("where the time went (draft us: per row and step; forward ms: median)", columns, rows)
+    if swept:
+        yield in_words(comparison)
+    best, checked, about = comparison.best, comparison.lossless, comparison.environment
+    if by_source := shares(best.counts.accepted_by_source):
+        yield f"accepted by source ({best.name}): {by_source}"
+    if depths := best.accepted_by_depth:
+        listed = (f"{depth} {accepted / offered:.0%}" for depth, offered, accepted in depths if depth in DEPTHS)
+        yield f"accepted by depth ({best.name}): {', '.join(listed)}"
+    if checked:
+        first = comparison.lossless_rows
+        of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
+        yield f"lossless: {checked}{of_first}"
+        shown = checked.shown if whole else checked.shown[:DIVERGENCES]
+        yield from map(_where, shown)
+        if len(checked.divergences) > len(shown):
+            yield f"... and {len(checked.divergences) - len(shown)} more (--json shows 20)"
+    if comparison.predicted:
+        values = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
+        yield f"predicted from a cost profile ({about['cost_profile']}): {values}"
+        return
+    memory = f"peak memory {size(max(run.peak_memory_bytes for run in comparison.runs))}"
+    last = f"{comparison.mode} {about[comparison.mode]}" if comparison.mode in about else memory  # of an engine, its version
+    loaded = f"torch {about['torch']}, transformers {about['transformers']}"
+    yield f"{about['processor']}, {about['threads']} threads, {loaded}, {last}"
+
+
+def _of_run(run: Run, is_plain: bool, whole: bool) -> tuple[str, ...]:
+    peak = [f"{run.peak_memory_bytes / 2**20:,.0f}" if run.peak_memory_bytes else "-"] if whole else []
+    spread = "" if is_plain else "{:.2f}-{:.2f}".format(*run.speedup_spread)
+    drafted = f"{run.counts.draft_tokens_per_step:.1f}", f"{run.draft_tokens_wasted / max(1, run.steps):.1f}"
+    return run.name, f"{run.tokens_per_second:.1f}", f"{run.speedup:.2f}x", spread, f"{run.edl:.2f}", *drafted, *peak
+
+
+def _of_split(run: Run, split: TimeSplit) -> tuple[str, ...]:
+    """Shares of a run's time, and of its steps what drafts (us) and forwards (ms) took."""
+    draft = f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-"
+    forward = f"{forward_ms:.2f}" if (forward_ms := run.forward_ms()) else "-"
+    return run.name, *(f"{getattr(split, part) / run.seconds:.1%}" for part in PARTS), draft, forward
+
+
+def _where(found: Divergence) -> str:
+    """One line: where an output left plain decoding's."""
+    where = f"{found.kind}: prompt {found.row}, {found.run}, after {found.place} tokens"
+    if found.expected is None or found.got is None:
+        return f"{where}: one answer continues, the other has ended"
+    if found.got_score is found.expected_score is found.tolerance is None:
+        return f"{where}: token {found.got} for {found.expected}, not judged"
+    scores = [f"{score:.6g}" if score is not None else "not finite" for score in (found.got_score, found.expected_score)]
+    near = f"{found.tolerance:.2g}" if found.tolerance is not None else "-"
+    return f"{where}: token {found.got} ({scores[0]}) for {found.expected} ({scores[1]}), within rounding up to {near}"
 
 
 def figures_of(comparison: Comparison, swept: bool) -> Iterator[tuple[str, Any]]:
