@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 # Control characters but for the end of a line, marks that change the direction of the text after them, lone surrogates (bytes
@@ -58,3 +59,16 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 1536 -> "1.5 KiB"."""
+    power = sum(count >= 1024**power for power in (1, 2, 3))
+    return f"{count / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} B"
+
+
+def shares(counts: Mapping[str, int]) -> str:
+    """Format the shares of accepted tokens by source, the largest first; "" if none was accepted."""
+    total = sum(counts.values())
+    ordered = sorted(counts.items(), key=lambda item: -item[1]) if total else ()
+    return ", ".join(f"{source} {count / total:.0%}" for source, count in ordered)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lookahead.files.atomic import replacing
 from lookahead.job.spec import SESSION_TOKENS
 from lookahead.options import OptionGroup, option
-from lookahead_cli import render
 from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS, Common, Some, as_of_job, begins
 
 if TYPE_CHECKING:
@@ -228,35 +228,15 @@ class BenchOptions(OptionGroup):
         drawn = Output("--plot", self.plot, PICTURE), Output("--report", self.report, PAGE)
         common.check([Output("--save", self.save, BENCH), *drawn], reads)
 
-    def show(
-        self,
-        as_json: bool,
-        value: dict[str, Any],
-        tables: Callable[[], None],
-        problems: Sequence[str] = (),
-        figure: Callable[[], Any] = lambda: None,
-        page: Callable[[], str] = lambda: "",
-    ) -> None:
-        """Print tables, or the value as JSON, and write it, the page and the figure to their files.
-
-        problems: rows that were left out. A file that cannot be written costs none of the others.
-        """
-        import json
-
+    def write(self, value: dict[str, Any], figure: Any = None, page: str = "") -> None:
+        """Write the JSON, the page and the figure to their files. One that cannot be written costs none of the others."""
         from lookahead.bench.plot import save_figure
 
-        if as_json:
-            render.print_json(value)
-        else:
-            tables()
-        for problem in problems:
-            render.notice(f"left out {problem}")
-        drawn, written = figure() if self.plot else None, page() if self.report else ""
         with contextlib.ExitStack() as stack:
             if self.plot:
-                stack.callback(save_figure, drawn, self.plot)
+                stack.callback(save_figure, figure, self.plot)
             if self.report:
-                stack.callback(_write, self.report, written)
+                stack.callback(_write, self.report, page)
             if self.save:  # the last is called first
                 stack.callback(_write, self.save, json.dumps(value, indent=2) + "\n")
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from lookahead.job.events import BenchEvents, Events, JobEvents
-from lookahead.printable import duration
+from lookahead.printable import duration, shares
 from lookahead_cli import logs, render
 from lookahead_cli.explain import Explainer
 
@@ -53,7 +53,10 @@ def on_signals(stop: Callable[[int], None]) -> Iterator[None]:
 
 
 class OnScreen(Events):
-    """Display that jobs, benches and replays share."""
+    """Display that jobs, benches and replays share. stdout_is_free: of answers and JSON, so that steps are shown there."""
+
+    def __init__(self, stdout_is_free: bool):
+        self._stdout_is_free = stdout_is_free
 
     def notice(self, text: str) -> None:
         render.notice(text)
@@ -61,29 +64,29 @@ class OnScreen(Events):
     def with_spinner(self, act: Callable[[], Any], why: str) -> Any:
         return render.with_spinner(act, why)
 
+    def observers(self, tokenizer: Any | None, rows: int, name: str = "") -> ObserverOf:
+        return Explainer(render.out if self._stdout_is_free else render.err, tokenizer, rows, name).observer_of
+
 
 class BenchOnScreen(OnScreen, BenchEvents):
     """Shows how far a bench or a replay is. json: stdout is for one object."""
 
     def __init__(self, json: bool):
-        self._json = json
+        super().__init__(stdout_is_free=not json)
 
     @contextlib.contextmanager
     def working(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-        with render.progress(what, total, shown=not self._json) as update:
+        with render.progress(what, total, shown=self._stdout_is_free) as update:
             yield lambda done: update(done, unit)
-
-    def observers(self, tokenizer: Any | None, rows: int, name: str) -> Any:
-        return Explainer(render.err if self._json else render.out, tokenizer, rows, name).observer_of
 
 
 class JobOnScreen(OnScreen, JobEvents):
     """Shows a job as its options ask for. signal: that asked for the end; 0: none did."""
 
     def __init__(self, spec: JobSpec):
+        super().__init__(stdout_is_free=spec.io.out is not None and not spec.reporting.json)
         self.signal = 0
         self._shown = not (spec.reporting.quiet or spec.reporting.explain)
-        self._stdout_is_free = spec.io.out is not None and not spec.reporting.json
 
     @contextlib.contextmanager
     def running(self, progress: JobProgress) -> Iterator[None]:
@@ -95,9 +98,6 @@ class JobOnScreen(OnScreen, JobEvents):
 
     def stopped(self) -> bool:
         return self.signal != 0
-
-    def observers(self, tokenizer: Any | None, rows: int) -> ObserverOf:
-        return Explainer(render.out if self._stdout_is_free else render.err, tokenizer, rows=rows).observer_of
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
         ("speed", f"{run.tokens / report.seconds:,.1f} tokens/s{_over_plain(report)}"),
         ("estimated", _against_estimate(report)),
         ("EDL", shown_edl(run.edl)),
-        ("accepted by", render.shares(run.accepted_by_source)),
+        ("accepted by", shares(run.accepted_by_source)),
         ("no drafts", why_no_drafts(report.used)),
         ("forward", str(report.used.get("path") or "")),
     ]

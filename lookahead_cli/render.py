@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
@@ -30,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lookahead.job.events import COMPILING
-from lookahead.printable import duration, in_one_line, json_text, printable
+from lookahead.printable import duration, in_one_line, json_text, printable, size
 from lookahead_cli import logs
 
 if TYPE_CHECKING:
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
 class _Console(Console):
     """Takes no text for markup, as names from outside may look like it, and shows control characters escaped."""
 
-    def __init__(self, stderr: bool = False, soft_wrap: bool = True, **options: Any):
-        super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False, **options)
+    def __init__(self, stderr: bool = False, soft_wrap: bool = True):
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text, self.encoding), **options)
@@ -61,9 +59,6 @@ def abandon_stdout() -> None:
 
 out = _Console()
 err = _Console(stderr=True)
-
-DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are shown of all
-PAGE_WIDTH = 160  # characters of a line
 
 Result = TypeVar("Result")
 
@@ -99,29 +94,6 @@ def sources(title: str, header: TrieHeader, weights: bool = True) -> None:
     table(title, columns, rows)
 
 
-@contextlib.contextmanager
-def on_page(title: str, figures: Iterable[tuple[str, Any]] = ()) -> Iterator[Callable[[], str]]:
-    """Capture what is printed on stdout meanwhile in a page. Yields a function that returns its HTML, which
-    needs no network and is readable in light and dark. figures: below the text, each with a title.
-    """
-    global out
-    before, out = out, _Console(file=io.StringIO(), record=True, width=PAGE_WIDTH)
-    page = out
-
-    def html() -> str:
-        from lookahead.bench.page import html_page
-        from lookahead.bench.plot import as_svg
-
-        text = page.export_html(code_format="{code}", inline_styles=True)
-        drawn = (f"<h2>{escape(name)}</h2>\n{as_svg(each, f'f{n}')}" for n, (name, each) in enumerate(figures))
-        return html_page(title, "\n".join([f"<pre>{text}</pre>", *drawn]))
-
-    try:
-        yield html
-    finally:
-        out = before
-
-
 def _cell(value: Any) -> str | Text:
     if isinstance(value, str):
         return in_one_line(value)
@@ -149,26 +121,6 @@ def folded(name: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def shares(counts: Mapping[str, int]) -> str:
-    """Format the shares of accepted tokens by source, the largest first; "" if none was accepted."""
-    total = sum(counts.values())
-    ordered = sorted(counts.items(), key=lambda item: -item[1]) if total else ()
-    return ", ".join(f"{source} {count / total:.0%}" for source, count in ordered)
-
-
-def accepted_by_source(name: str, counts: Mapping[str, int]) -> None:
-    """A line on stdout; nothing if none was accepted."""
-    if listed := shares(counts):
-        out.print(f"accepted by source ({name}): {listed}")
-
-
-def accepted_by_depth(name: str, counts: Sequence[tuple[int, int, int]]) -> None:
-    """A line on stdout, of (depth, steps that drafted so deep, steps that accepted it); nothing if none drafted."""
-    parts = (f"{depth} {accepted / offered:.0%}" for depth, offered, accepted in counts if depth in DEPTHS)
-    if counts:
-        out.print(f"accepted by depth ({name}): {', '.join(parts)}")
-
-
 def facts(rows: Sequence[tuple[str, str]]) -> None:
     """Name and value pairs, one per line, on stdout."""
     width = max(len(name) for name, _ in rows)
@@ -183,12 +135,6 @@ def summary(rows: Sequence[tuple[str, str]]) -> None:
     for name, value in rows:
         made.add_row(name, in_one_line(value))
     _Console(stderr=True, soft_wrap=False).print(made)
-
-
-def size(count: float) -> str:
-    """Bytes for people: 1536 -> "1.5 KiB"."""
-    power = sum(count >= 1024**power for power in (1, 2, 3))
-    return f"{count / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{count:.0f} B"
 
 
 def estimate_parts(found: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -36,6 +33,7 @@ from lookahead.job.events import BenchEvents, Events
 from lookahead.job.params import Request
 from lookahead.job.plan import engine_args, open_tries, trie_weights
 from lookahead.job.rows import read_requests
+from lookahead.job.workers import OwnProcess
 
 CLOSING_SECONDS = 30.0  # that a process may take to end its engine
 Prompts = list[list[int]]
@@ -82,16 +80,11 @@ class InProcess:
     """An engine in a process of its own. Raises LookaheadError if it does not start."""
 
     def __init__(self, name: str, settings: ForeignSettings):
-        context = multiprocessing.get_context("spawn")
-        self._title = FEATURES[name].title
-        self._line, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there, name, settings))
-        self._process.start()
-        there.close()
+        self._title, self._process = FEATURES[name].title, OwnProcess()
         try:
-            self.about: About = self._received()
+            self.about: About = self._call(_started, name, settings)
         except BaseException:
-            self.close()
+            self._process.dismiss()
             raise
 
     def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
@@ -104,54 +97,23 @@ class InProcess:
         self._call("forget")
 
     def close(self) -> None:
-        self._line.close()
-        self._process.join(CLOSING_SECONDS)
-        if self._process.is_alive():
-            self._process.terminate()
+        with contextlib.suppress(Exception):  # it may have ended itself
+            self._process.call("close").result(CLOSING_SECONDS)
+        self._process.dismiss()
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        with contextlib.suppress(OSError):  # `_received` raises the reason
-            self._line.send((method, arguments))
-        return self._received()
-
-    def _received(self) -> Any:
+    def _call(self, act: str | Callable[..., Any], *arguments: Any) -> Any:
         try:
-            found = self._line.recv()
-        except (EOFError, OSError):
+            return self._process.call(act, *arguments).result()
+        except BrokenProcessPool:
             raise LookaheadError(f"{self._title} has failed: its process has ended, see above.") from None
-        if isinstance(found, Exception):
-            raise found
-        return found
 
 
 EngineRun = LocalEngine | InProcess
 
 
-def _serve(line: Connection, name: str, settings: ForeignSettings) -> None:
-    """Start an engine and answer calls, until the line is closed. Sends `About` first; errors instead of what was asked for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other end's, which closes the line
-    os.dup2(2, 1)  # a report may go to stdout
-    try:
-        run = LocalEngine(in_engine(name, settings, open_tries(settings.tries), _Silent()))
-    except Exception as error:
-        line.send(_sent(error))
-        return
-    try:
-        line.send(run.about)
-        while True:
-            method, arguments = line.recv()
-            try:
-                found = getattr(run, method)(*arguments)
-            except Exception as error:
-                found = _sent(error)
-            line.send(found)
-    except (EOFError, OSError):
-        run.close()
-
-
-def _sent(error: Exception) -> LookaheadError:
-    """An error that can be sent: others may hold anything."""
-    return error if isinstance(error, LookaheadError) else LookaheadError(f"{type(error).__name__}: {first_line(error)}.")
+def _started(name: str, settings: ForeignSettings) -> LocalEngine:
+    """Start an engine in the process that is to hold it."""
+    return LocalEngine(in_engine(name, settings, open_tries(settings.tries), _Silent()))
 
 
 class _Silent(Events):

@@ -5,6 +5,7 @@ workloads, EDL of each strategy; with costs of forwards, predicted speed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -21,12 +22,14 @@ from lookahead.corpus.read import named_files
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.options import DraftOptions
 from lookahead.errors import LookaheadError, UsageError
+from lookahead.files.hub import tokenizer_of_trie
 from lookahead.files.outputs import Input
 from lookahead.job.events import COMPILING, BenchEvents
 from lookahead.job.fields import RowFields, template_of
 from lookahead.job.pairs import JobSettings, Log, pairs_of, read_log, settings_of
 from lookahead.job.plan import open_tries, trie_weights
 from lookahead.models.options import ModelOptions
+from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import TOKENIZER_FILES, identity, load_tokenizer
 from lookahead.trie.file import Trie, names_of
 
@@ -156,7 +159,7 @@ def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) 
         limits = {}
         if shape:
             for trie in tries:
-                trie.check_tokenizer("", max(shape.config.vocab_size, tokenizers.vocab_size), "the model")
+                trie.check_tokenizer("", max(shape.config.vocab_size, tokenizers.known.vocab_size), "the model")
             limits = {"vocab_size": shape.config.vocab_size, "longest": shape.longest}
         log = read_log(path, logs.rows)
         prompts, job = _job_of(log, logs, events.notice)
@@ -174,47 +177,34 @@ class Tokenizers:
     """Tokenizers of logs, each loaded when the first text asks for it. named: the one that was asked for, loaded at once."""
 
     def __init__(self, named: str | None):
-        self.named = named
-        self.vocab_size, self.latest = 0, None
-        self._loaded: dict[str, Any] = {}
-        if named is not None:
-            self._load(named)
+        self.named, self._loaded = named, functools.cache(load_tokenizer)
+        self.latest = None if named is None else self._loaded(named)
+        self.known = TokenizerIdentity(0) if named is None else identity(self.latest, named)
 
     def check(self, tries: Sequence[Trie]) -> None:
         """Raises LookaheadError for a trie of another tokenizer than the one that was asked for."""
-        if self.named is not None:
-            known = identity(self.latest, self.named)
-            for trie in tries:
-                trie.check_tokenizer(known.fingerprint, known.vocab_size, self.named)
+        for trie in tries if self.named is not None else ():
+            trie.check_tokenizer(self.known.fingerprint, self.known.vocab_size, str(self.named))
 
     def of(self, tries: Sequence[Trie], model: str | None, others: Sequence[Trie]) -> Any | None:
         """Choose the tokenizer of a log's text: the one asked for, else that of its tries, of `model`, of other tries."""
-        if self.named is not None:
-            return self._load(self.named)
-        self.latest = self._of_tries(tries)
-        if self.latest is None:
-            self.latest = self._load(model) if model else self._of_tries(others)
+        if self.named is None:
+            self.latest = self._of_tries(tries)
+            if self.latest is None:
+                self.latest = self._loaded(model) if model else self._of_tries(others)
         return self.latest
 
     def _of_tries(self, tries: Sequence[Trie]) -> Any | None:
         """Load the tokenizer of the first trie that was built with one; the others must fit. None: all hold ids."""
+        first = next((trie for trie in tries if trie.header.tokenizer_fingerprint and trie.header.tokenizer_name), None)
+        if first is None:
+            return None
+        name = tokenizer_of_trie(first.path, first.header.tokenizer_name)
+        found = self._loaded(name)
+        known = identity(found, name)
         for trie in tries:
-            key = trie.header.tokenizer_fingerprint
-            if key and key not in self._loaded:
-                self._loaded[key] = load_tokenizer_of(trie, None, needed=True)
-            if key and (found := self._loaded[key]) is not None:
-                known = identity(found, trie.header.tokenizer_name)
-                for other in tries:
-                    other.check_tokenizer(known.fingerprint, known.vocab_size, trie.header.tokenizer_name)
-                return found
-        return None
-
-    def _load(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = load_tokenizer(name)
-        self.latest = self._loaded[name]
-        self.vocab_size = identity(self.latest, name).vocab_size
-        return self.latest
+            trie.check_tokenizer(known.fingerprint, known.vocab_size, name)
+        return found
 
 
 def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequence[str], JobSettings]:

@@ -1,28 +1,31 @@
-"""Pages that a person sends to a colleague. In: a job's record. Out: one HTML page, for narrow and wide screens, in light and
-dark, that needs no network and no scripts.
+"""Pages that a person sends to a colleague. In: a job's record, or a bench. Out: one HTML page, for narrow and wide screens, in
+light and dark, that needs no network and no scripts.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lookahead.bench.plot import as_svg
-from lookahead.bench.report import panel_figure, panels
+from lookahead.bench.report import comparison_parts, figures_of, panel_figure, panels
 from lookahead.job.progress import why_no_drafts
 from lookahead.job.record import JobRecord, Table, shown_edl, tables
 from lookahead.job.spec import OPTIONS
 from lookahead.options import typed
 from lookahead.printable import duration, in_one_line
 
+if TYPE_CHECKING:
+    from lookahead.bench.compare import Comparison
+
 STYLE = """
 :root { color-scheme: light dark; --line: light-dark(#d8d8de, #3a3a42); --soft: light-dark(#5c5c66, #a5a5b0) }
 body { max-width: 72rem; margin: 2rem auto; padding: 0 1rem; font-family: system-ui, sans-serif; line-height: 1.45 }
 h1 { margin: 0; font-size: 1.5rem; overflow-wrap: anywhere } h2 { margin: 2.5rem 0 .5rem; font-size: 1.2rem }
 h3 { margin: 1.2rem 0 .3rem; font-size: .95rem } p { max-width: 46rem; margin: .4rem 0 } .soft, dt { color: var(--soft) }
-pre, .wide { overflow-x: auto } svg { max-width: 100%; height: auto } figure svg { width: 100% }
+.wide { overflow-x: auto } svg { max-width: 100%; height: auto } figure svg { width: 100% }
 .tiles { display: grid; grid-template-columns: repeat(6, 1fr); gap: .8rem; margin: 1.2rem 0 }
 @media (max-width: 66rem) { .tiles { grid-template-columns: repeat(3, 1fr) } }
 @media (max-width: 34rem) { .tiles { grid-template-columns: repeat(2, 1fr) } }
@@ -52,13 +55,14 @@ steps that the job takes now and then, and given as an interval of two standard 
 first step to its last, with the other rows of its batch alongside.</p>"""
 
 
-def html_page(title: str, body: str) -> str:
+def _html_page(title: str, body: Sequence[str]) -> str:
     """A whole page. body: HTML."""
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>\n'
         f"<style>{STYLE}</style>"
     )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+    lines = "\n".join(body)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{lines}</body></html>\n'
 
 
 def job_page(record: JobRecord) -> str:
@@ -72,11 +76,29 @@ def job_page(record: JobRecord) -> str:
             parts.insert(0, f"<p>No drafts {_text(why)}.</p>")
         if parts:
             body += [f"<h2>{title}</h2>", f'<div class="grid {about}">{"".join(parts)}</div>']
-    facts = (f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in _facts(record.latest))
     if record.latest:
         runs = _table(found["runs"]) if "runs" in found else ""
-        body += ["<h2>How it was run</h2>", f"<dl>{''.join(facts)}</dl>", runs]
-    return html_page(f"lookahead report: {record.name}", "\n".join(body))
+        body += ["<h2>How it was run</h2>", _listed(_facts(record.latest)), runs]
+    return _html_page(f"lookahead report: {record.name}", body)
+
+
+def bench_page(comparisons: Sequence[Comparison], command_line: str, problems: Sequence[str], sweep: bool) -> str:
+    """A page about a bench: all that a terminal shows, and figures. problems: rows that were left out."""
+    body = []
+    for each in comparisons:
+        run = each.auto or each.best
+        body.append(f"<h1>{run.speedup:.2f}x plain decoding ({_text(run.name)}, batch {each.batch_size})</h1>")
+        parts = comparison_parts(each, sweep, whole=True)
+        body += [_table(part) if isinstance(part, Table) else f"<p>{_text(part)}</p>" for part in parts]
+    body.append(_listed([("command", command_line), *comparisons[0].environment.items()]))
+    body += [f"<p>left out {_text(problem)}</p>" for problem in problems]
+    figures = (figure for each in comparisons for figure in figures_of(each, sweep))
+    body += [f"<h2>{_text(name)}</h2>\n{as_svg(figure, f'f{n}')}" for n, (name, figure) in enumerate(figures)]
+    return _html_page(f"lookahead bench: {comparisons[0].model}", body)
+
+
+def _listed(facts: Iterable[tuple[str, Any]]) -> str:
+    return f"<dl>{''.join(f'<dt>{_text(name)}</dt><dd>{_text(value)}</dd>' for name, value in facts)}</dl>"
 
 
 def _of_run(record: JobRecord) -> str:

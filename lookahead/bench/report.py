@@ -1,24 +1,108 @@
-"""Figures of the pages of benches and jobs. In: measured runs, or the counts of a job's rows. Out: figures."""
+"""What pages and terminals show of benches, and figures of benches and jobs. In: measured runs, or counts of a job's rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lookahead.bench.plot import BLUE, GREY, INK, bare, comparison_figure, drawing, from_zero, head, shades, sweep_figure
-from lookahead.job.record import JobRecord, Part, RowRecord, name_of, title_of
-from lookahead.printable import in_one_line
+from lookahead.bench.plot import (
+    BLUE,
+    GREY,
+    INK,
+    bare,
+    comparison_figure,
+    drawing,
+    from_zero,
+    head,
+    in_words,
+    shades,
+    sweep_figure,
+)
+from lookahead.bench.plot import title_of as title_of_bench
+from lookahead.job.record import LENGTHS, JobRecord, Part, Table, name_of, title_of
+from lookahead.printable import in_one_line, shares, size
 
 if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
-    from lookahead.bench.run import Run
+    from lookahead.bench.lossless import Divergence
+    from lookahead.bench.run import Run, TimeSplit
 
 
 PARTS = {"draft": "#e08a1e", "forward": BLUE, "verify": "#2fa36b", "rest": GREY}  # of a run's time
 MOST_SHOWN = 12  # runs in such a figure
+DIVERGENCES = 5  # below a table on a terminal
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # that are listed of all
 DEEPEST = 32  # depth that the figure goes to
+
+
+def comparison_parts(comparison: Comparison, swept: bool = False, whole: bool = False) -> Iterator[Table | str]:
+    """Tables of speed and of where the time went, who and how deep was accepted, verdict on losslessness, environment.
+
+    swept: also how auto compares with the best fixed setting. whole: for a page, with memory and divergences of each run.
+    """
+    repeats = f", median of {comparison.repeats} repeats" if comparison.repeats > 1 else ""
+    yield Table(
+        f"{title_of_bench(comparison)}, batch {comparison.batch_size}{repeats}",
+        ["decoding", "tokens/s", "speedup", "quartiles", "EDL", "drafted", "wasted", *(["peak MiB"] if whole else [])],
+        [_of_run(run, run is comparison.runs[0], whole) for run in comparison.runs],
+    )
+    if timed := [(run, run.time_split) for run in comparison.runs if run.time_split]:
+        columns = ["decoding", *PARTS, "draft us", "forward ms"]
+        rows = [_of_split(run, split) for run, split in timed]
+        yield Table("where the time went (draft us: per row and step; forward ms: median)", columns, rows)
+    if swept:
+        yield in_words(comparison)
+    best, checked, about = comparison.best, comparison.lossless, comparison.environment
+    if by_source := shares(best.counts.accepted_by_source):
+        yield f"accepted by source ({best.name}): {by_source}"
+    if depths := best.accepted_by_depth:
+        listed = (f"{depth} {accepted / offered:.0%}" for depth, offered, accepted in depths if depth in DEPTHS)
+        yield f"accepted by depth ({best.name}): {', '.join(listed)}"
+    if checked:
+        first = comparison.lossless_rows
+        of_first = f" (first {first} of {comparison.rows} prompts; all: --check-lossless)" if first < comparison.rows else ""
+        yield f"lossless: {checked}{of_first}"
+        shown = checked.shown if whole else checked.shown[:DIVERGENCES]
+        yield from map(_where, shown)
+        if len(checked.divergences) > len(shown):
+            yield f"... and {len(checked.divergences) - len(shown)} more (--json shows 20)"
+    if comparison.predicted:
+        values = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items() if name != "cost_profile")
+        yield f"predicted from a cost profile ({about['cost_profile']}): {values}"
+        return
+    memory = f"peak memory {size(max(run.peak_memory_bytes for run in comparison.runs))}"
+    last = f"{comparison.mode} {about[comparison.mode]}" if comparison.mode in about else memory  # of an engine, its version
+    loaded = f"torch {about['torch']}, transformers {about['transformers']}"
+    yield f"{about['processor']}, {about['threads']} threads, {loaded}, {last}"
+
+
+def _of_run(run: Run, is_plain: bool, whole: bool) -> tuple[str, ...]:
+    peak = [f"{run.peak_memory_bytes / 2**20:,.0f}" if run.peak_memory_bytes else "-"] if whole else []
+    spread = "" if is_plain else "{:.2f}-{:.2f}".format(*run.speedup_spread)
+    drafted = f"{run.counts.draft_tokens_per_step:.1f}", f"{run.draft_tokens_wasted / max(1, run.steps):.1f}"
+    return run.name, f"{run.tokens_per_second:.1f}", f"{run.speedup:.2f}x", spread, f"{run.edl:.2f}", *drafted, *peak
+
+
+def _of_split(run: Run, split: TimeSplit) -> tuple[str, ...]:
+    """Shares of a run's time, and of its steps what drafts (us) and forwards (ms) took."""
+    draft = f"{split.draft / max(1, run.steps) * 1e6:.0f}" if run.drafts else "-"
+    forward = f"{forward_ms:.2f}" if (forward_ms := run.forward_ms()) else "-"
+    return run.name, *(f"{getattr(split, part) / run.seconds:.1%}" for part in PARTS), draft, forward
+
+
+def _where(found: Divergence) -> str:
+    """One line: where an output left plain decoding's."""
+    where = f"{found.kind}: prompt {found.row}, {found.run}, after {found.place} tokens"
+    if found.expected is None or found.got is None:
+        return f"{where}: one answer continues, the other has ended"
+    if found.got_score is found.expected_score is found.tolerance is None:
+        return f"{where}: token {found.got} for {found.expected}, not judged"
+    scores = [f"{score:.6g}" if score is not None else "not finite" for score in (found.got_score, found.expected_score)]
+    near = f"{found.tolerance:.2g}" if found.tolerance is not None else "-"
+    return f"{where}: token {found.got} ({scores[0]}) for {found.expected} ({scores[1]}), within rounding up to {near}"
 
 
 def figures_of(comparison: Comparison, swept: bool) -> Iterator[tuple[str, Any]]:
@@ -101,10 +185,9 @@ def panels(record: JobRecord) -> Panels:
     if drafts:
         of["drafts"] += [("EDL of each row", _draw_rows), ("Draft tokens that were accepted", _draw_accepted)]
     if drafts and record.totals.steps:
-        of["lengths"] += [("EDL by prompt length", _draw_prompts), ("EDL by answer length", _draw_answers)]
+        of["lengths"] += [(f"EDL by {each} length", partial(_draw_lengths, of=each)) for each in LENGTHS]
     if slowest:
-        of["lengths"].append(("Seconds of each row, by prompt length", _draw_seconds_by_prompt))
-        of["lengths"].append(("Seconds of each row, by answer length", _draw_seconds_by_answer))
+        of["lengths"] += [(f"Seconds of each row, by {each} length", partial(_draw_seconds, of=each)) for each in LENGTHS]
     return of
 
 
@@ -162,41 +245,28 @@ def _draw_accepted(axis: Any, record: JobRecord) -> None:
     axis.set(ylabel="accepted (% of draft tokens)")
 
 
-def _draw_prompts(axis: Any, record: JobRecord) -> None:
-    _draw_lengths(axis, record.by_prompt_length(), "prompt length (tokens)")
-
-
-def _draw_answers(axis: Any, record: JobRecord) -> None:
-    _draw_lengths(axis, record.by_answer_length(), "answer length (tokens)")
-
-
-def _draw_lengths(axis: Any, parts: Sequence[Part], along: str) -> None:
+def _draw_lengths(axis: Any, record: JobRecord, of: str) -> None:
+    parts = record.by_length(of)
     bars = axis.bar([part.name.replace(" to ", "-") for part in parts], [part.counts.edl for part in parts], color=BLUE)
     many = len(parts) > 5
     rows = ["" if many else f"\n{part.rows:,} row{'s' * (part.rows > 1)}" for part in parts]
     axis.bar_label(bars, [f"{bar:.2f}{row}" for bar, row in zip(bars.datavalues, rows, strict=True)], padding=2, fontsize=8)
     axis.margins(y=0.25)
     axis.tick_params(axis="x", labelsize=8, rotation=30 if many else 0)
-    axis.set(xlabel=along, ylabel="EDL")
+    axis.set(xlabel=f"{of} length (tokens)", ylabel="EDL")
 
 
-def _draw_seconds_by_prompt(axis: Any, record: JobRecord) -> None:
-    """Also names the slowest rows: answers often have one length, so that names would be on top of each other there."""
-    _draw_seconds(axis, record, "prompt", lambda row: row.counts.prompt_tokens)
-    for row in record.slowest(NAMED):
-        at = row.counts.prompt_tokens, row.seconds
-        name = (name_of(row) or f"row {row.number}")[:NAME_LENGTH]
-        axis.annotate(name, at, (-5, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
-
-
-def _draw_seconds_by_answer(axis: Any, record: JobRecord) -> None:
-    _draw_seconds(axis, record, "answer", lambda row: row.counts.tokens)
-
-
-def _draw_seconds(axis: Any, record: JobRecord, along: str, tokens_of: Callable[[RowRecord], int]) -> None:
+def _draw_seconds(axis: Any, record: JobRecord, of: str) -> None:
+    """By prompt length also names of the slowest rows: answers often have one length, so that names would be on top of each
+    other there.
+    """
     rows = [row for row in record.rows if row.seconds is not None and row.counts.steps]
-    _points(axis, [tokens_of(row) for row in rows], [row.seconds for row in rows], BLUE)
-    axis.set(xlabel=f"{along} length (tokens)", ylabel="seconds of a row")
+    _points(axis, [row.length(of) for row in rows], [row.seconds for row in rows], BLUE)
+    for row in record.slowest(NAMED) if of == "prompt" else ():
+        name = (name_of(row) or f"row {row.number}")[:NAME_LENGTH]
+        at = row.length(of), row.seconds
+        axis.annotate(name, at, (-5, 3), textcoords="offset points", ha="right", fontsize=8, color=INK)
+    axis.set(xlabel=f"{of} length (tokens)", ylabel="seconds of a row")
     from_zero(axis)
 
 

@@ -62,11 +62,11 @@ def asked(row: dict[str, Any]) -> Any | None:
 def prompt_of(row: dict[str, Any]) -> Any | None:
     """The prompt that stands in a row: token ids, chat messages or text; None if there is none."""
     ids, text = row.get("prompt_ids"), row.get("prompt")
-    if _is_ids(ids) and ids:
+    if is_ids(ids) and ids:
         return ids
     if messages := messages_of(row.get("messages")):
         return messages
-    return text if text and (isinstance(text, str) or _is_ids(text)) else None
+    return text if text and (isinstance(text, str) or is_ids(text)) else None
 
 
 def messages_of(value: Any) -> list[dict[str, str]] | None:
@@ -109,13 +109,14 @@ def _some(found: list[Any]) -> list[Answer]:
         if isinstance(sample, dict):
             message, ids = sample.get("message"), sample.get("token_ids")
             text = content_text(message.get("content")) if isinstance(message, dict) else sample.get("text")
-            text, ids = text if isinstance(text, str) and text else None, ids if _is_ids(ids) and ids else None
+            text, ids = text if isinstance(text, str) and text else None, ids if is_ids(ids) and ids else None
             if text or ids:
                 answers.append(Answer(text, ids, sample.get("finish_reason") != "length", index, len(found)))
     return answers
 
 
-def _is_ids(value: Any) -> bool:
+def is_ids(value: Any) -> bool:
+    """A list of token ids; it may be empty."""
     return isinstance(value, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in value)
 
 
@@ -167,7 +168,7 @@ def documents_of(
 
 
 def _of_answers(row: AnsweredRow, source: str, vocab_size: int, tokenized: bool) -> tuple[list[Row], str]:
-    prompt = np.array(row.prompt, np.int64) if _is_ids(row.prompt) else row.prompt
+    prompt = np.array(row.prompt, np.int64) if is_ids(row.prompt) else row.prompt
     documents = []
     for answer in row.answers:
         if answer.token_ids is None or (answer.text and tokenized):
@@ -184,7 +185,7 @@ def _of_request(prompt: Any, source: str) -> tuple[list[Row], str]:
     """Return what an OpenAI batch request asks: its assistant turns, where it has none its user turns, or its text."""
     if isinstance(prompt, str):
         return [Row(source, text=prompt, ends=False, is_prompt=True)], ""
-    if _is_ids(prompt):
+    if is_ids(prompt):
         return [Row(source, ids=np.array(prompt, np.int64), is_prompt=True)], ""
     found, problem = _messages(prompt, source)
     asked_for = [message["content"] for message in prompt if message["role"] == "user" and message["content"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 from lookahead.corpus.read import named_files
@@ -18,8 +17,8 @@ from lookahead.forward.target import longest_text
 from lookahead.job.estimate import ID_BYTES, JobEstimate, estimated
 from lookahead.job.params import Request
 from lookahead.job.plan import plan_of
-from lookahead.job.rows import left_to_do, prompts_of, read_requests, sampling_of, without_duplicates
-from lookahead.job.run import files_of, what_is_done
+from lookahead.job.rows import prompts_of, sampling_of
+from lookahead.job.run import files_of, requests_left, what_is_done
 from lookahead.job.runner import JobOptions
 from lookahead.job.spec import JobSpec
 from lookahead.models.adapter import check_adapter
@@ -56,12 +55,11 @@ def check_job(spec: JobSpec, found: Callable[[str], None] = lambda problem: None
     """Check all rows of a job without loading weights. found: called with FILE:LINE: problem. Raises as `run_job` does."""
     plan = plan_of(spec)
     names = named_files(spec.io.input or ())
-    wanted = islice(read_requests(*names, fields=plan.fields), spec.io.limit)
     io, done = spec.io, None
     files = files_of(io.out, io.resume, io.retry_errors, io.overwrite)
     if files and io.resume and files.hold_rows():
-        done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
-    requests = left_to_do(without_duplicates(wanted), plan.shard, done.requests if done else {})
+        done = what_is_done(plan, files, names)
+    requests, _ = requests_left(plan, names, done)
     report = CheckReport(plan.model, done=len(done.requests) if done else 0)
     lengths, text = list[tuple[int, int]](), [0, 0]  # of each answer; bytes and tokens of prompts
     settings, options = plan.engine_settings(), plan.row_options()

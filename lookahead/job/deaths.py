@@ -26,9 +26,8 @@ ENGINE_DIED = "EngineDied"  # the type of the error of such a row
 
 @dataclasses.dataclass
 class Task:
-    """A request with its index. deaths: of engines that had no other row."""
+    """A request. deaths: of engines that had no other row."""
 
-    index: int
     request: Request
     deaths: int = 0
 
@@ -52,10 +51,8 @@ class Retries:
     def row_has_ended(self) -> None:
         self._without_rows = 0
 
-    def died(self, tasks: Collection[Task], reason: str) -> list[tuple[int, FinishedRow]]:
-        """An engine has, with these rows. Returns error rows, with the index of each. Raises LookaheadError where engines die
-        one after the other.
-        """
+    def died(self, tasks: Collection[Task], reason: str) -> list[FinishedRow]:
+        """An engine has, with these rows. Returns error rows. Raises LookaheadError where engines die one after the other."""
         self.deaths += 1
         self._without_rows += 1
         if self._without_rows >= self._most:
@@ -69,8 +66,7 @@ class Retries:
             task.deaths += 1
             if task.deaths >= MOST_DEATHS:
                 what = f"the engine died {task.deaths} times while it answered this row alone ({reason})"
-                message = f"{task.request.where}: {what}"
-                return [(task.index, failed(task.request, message, ENGINE_DIED, self._seed))]
+                return [failed(task.request, f"{task.request.where}: {what}", ENGINE_DIED, self._seed)]
         size = -(-len(held) // PARTS)
         self._groups.extend(held[begin : begin + size] for begin in range(0, len(held), max(1, size)))
         return []

@@ -17,13 +17,13 @@ from lookahead.decode.sampling import GREEDY, Sampling
 from lookahead.draft.drafter import Drafter
 from lookahead.engines.foreign import FEATURES, ForeignSettings
 from lookahead.errors import EngineDiedError, UsageError
-from lookahead.forward.memory import gc_frozen, peak_memory
+from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
 from lookahead.job.deaths import Retries, Task
 from lookahead.job.events import Events, JobEvents
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
-from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Stopped, Write, answer, run_rows
+from lookahead.job.runner import JobOptions, OrderedWriter, Stopped, Write, answer, run_rows
 from lookahead.job.setup import EngineSettings, LoadedEngine
 from lookahead.job.workers import LocalWorkers, RayWorkers, WorkerPool
 from lookahead.models.adapter import check_adapter
@@ -111,28 +111,21 @@ class InTurns(OneEngine):
     drafters: dict[str | None, Drafter]
 
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
-        writer = OrderedWriter(write, job.in_order, FAULTY_BATCHES * self.engine.batch_size)
-        unread, waiting = enumerate(requests), defaultdict[str | None, list[tuple[int, Request]]](list)
-        indices: list[int] = []  # of the requests of this turn
+        writer = OrderedWriter(write, job.in_order, self.engine.batch_size)
+        unread, waiting = writer.expect(requests), defaultdict[str | None, list[Request]](list)
 
         def turn(adapter: str | None) -> Iterator[Request]:
-            for index, request in chain(waiting.pop(adapter, ()), unread):
+            for request in chain(waiting.pop(adapter, ()), unread):
                 if request.adapter == adapter or request.problem:
-                    indices.append(index)
                     yield request
                     continue
-                waiting[request.adapter].append((index, request))
+                waiting[request.adapter].append(request)
                 if sum(map(len, waiting.values())) >= WAITING:
                     return
 
-        def put(index: int, ended: FinishedRow) -> None:
-            writer.put(indices[index], ended)
-
         adapter = next(iter(self.drafters))
         while True:
-            indices.clear()
-            with gc_frozen():
-                answer(self.engine, self.tokenizer, turn(adapter), job, put, stopped)
+            answer(self.engine, self.tokenizer, turn(adapter), job, writer.put, stopped)
             if stopped() or not waiting:
                 break
             adapter = max(waiting, key=lambda each: len(waiting[each]))
@@ -217,8 +210,8 @@ class InEngine(Answering):
 
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         """As `run_rows`. An engine that dies is replaced, and its rows are asked again."""
-        tasks = (Task(index, request) for index, request in enumerate(requests))
-        writer, retries = OrderedWriter(write, job.in_order, FAULTY_BATCHES * self.engine.batch_size), Retries(seed=job.seed)
+        writer, retries = OrderedWriter(write, job.in_order, self.engine.batch_size), Retries(seed=job.seed)
+        tasks = map(Task, writer.expect(requests))
         held: dict[int, Task] = {}  # by number of the request
 
         def hold(group: Iterable[Task]) -> Iterator[Request]:
@@ -226,26 +219,26 @@ class InEngine(Answering):
                 held[task.request.number] = task
                 yield task.request
 
-        def put(_: int, ended: FinishedRow) -> None:
+        def put(ended: FinishedRow) -> None:
             retries.row_has_ended()
-            writer.put(held.pop(ended.number).index, ended)
+            del held[ended.number]
+            writer.put(ended)
 
-        with gc_frozen():
-            while not stopped():
-                group = retries.next_group()
-                try:
-                    answer(self.engine, self.tokenizer, hold(group or tasks), job, put, stopped)
-                    if not group:
-                        break
-                except EngineDiedError as error:
-                    if stopped():  # Ctrl-C reaches the engine's processes, too
-                        break
-                    for index, ended in retries.died(held.values(), str(error)):
-                        held.pop(ended.number)
-                        writer.put(index, ended)
-                    log.warning("%s: it starts again, and its %d rows are asked again.", error, len(held))
-                    held.clear()
-                    self.engine.restart()
+        while not stopped():
+            group = retries.next_group()
+            try:
+                answer(self.engine, self.tokenizer, hold(group or tasks), job, put, stopped)
+                if not group:
+                    break
+            except EngineDiedError as error:
+                if stopped():  # Ctrl-C reaches the engine's processes, too
+                    break
+                for ended in retries.died(held.values(), str(error)):
+                    del held[ended.number]
+                    writer.put(ended)
+                log.warning("%s: it starts again, and its %d rows are asked again.", error, len(held))
+                held.clear()
+                self.engine.restart()
         writer.finish()
 
     def close(self) -> None:

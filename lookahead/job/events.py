@@ -28,6 +28,12 @@ class Events:
         """Calls `act`, which can take seconds, and returns its result. why: what it does, for somebody who waits."""
         return act()
 
+    def observers(self, tokenizer: Any | None, rows: int, name: str = "") -> ObserverOf:
+        """Who receives the steps of each row, with option explain=rows. Raises UsageError where that is nobody. name: of a
+        replay.
+        """
+        raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")
+
 
 class JobEvents(Events):
     """Events of a job, called in its thread; in `running`, after each step, progress and stopped."""
@@ -43,10 +49,6 @@ class JobEvents(Events):
         """True ends the job after the step at hand; what is written until then is resumable."""
         return False
 
-    def observers(self, tokenizer: Any | None, rows: int) -> ObserverOf:
-        """Who receives the steps of each row, with option explain=rows. Raises UsageError where that is nobody."""
-        raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")
-
 
 class BenchEvents(Events):
     """Silent. Derive from it to show how far it is."""
@@ -54,7 +56,3 @@ class BenchEvents(Events):
     def working(self, what: str, total: int, unit: str) -> contextlib.AbstractContextManager[Callable[[int], None]]:
         """Entered for as long as something takes; what it gives is called with how many of `total` units are done."""
         return contextlib.nullcontext(lambda done: None)
-
-    def observers(self, tokenizer: Any | None, rows: int, name: str) -> ObserverOf:
-        """Who receives the steps of each row of a replay, with explain=rows. Raises UsageError where that is nobody."""
-        raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from lookahead.corpus.answers import Answer, answered, fields_read, messages_of, prompt_of
+from lookahead.corpus.answers import Answer, answered, fields_read, is_ids, messages_of, prompt_of
 from lookahead.errors import CorpusError, LookaheadError
 from lookahead.files.outputs import kind_of
 from lookahead.job.fields import RowFields, template_of
@@ -112,7 +112,7 @@ def read_log(path: str, rows: int | None = None) -> Log:
 def _answers_of(row: dict[str, Any], path: str, line: int) -> list[Logged]:
     """The answers of a row; none if it failed. Raises CorpusError if it is neither a pair nor a job's output."""
     ids = row.get("response_ids")
-    if _is_ids(row.get("prompt_ids")) and _is_ids(ids):
+    if all(is_ids(each) and each for each in (row.get("prompt_ids"), ids)):
         return [Logged(line, Answer(None, ids, True), row["prompt_ids"])]
     found = answered(row)
     if found is not None and (found.answers or found.failed):
@@ -130,10 +130,6 @@ def _answers_of(row: dict[str, Any], path: str, line: int) -> list[Logged]:
         f'{path}:{line}: needs "prompt_ids" and "response_ids", "prompt" and "response", or to be a row of a job\'s output '
         f"(found: {', '.join(sorted(map(str, row))) or 'nothing'})."
     )
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 1 << 31 for token in value)
 
 
 def find_prompts(log: Log, names: Sequence[str], fields: RowFields | None = None) -> dict[str, Request]:

@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,37 @@ from lookahead.job.fields import OWN
 BATCH = 1024  # rows
 PIECE = 1 << 20  # bytes
 IDS = ("id", "custom_id")
+
+# Columns and what they hold: {...}: a struct, [...]: a list, (str, ...): a map
+ANSWER: dict[str, Any] = {"text": str, "token_ids": [int], "finish_reason": str, "complete": bool}
+SCORED: dict[str, Any] = {"id": int, "token": str, "logprob": float}
+LOGPROBS = [{**SCORED, "top": [SCORED]}]
+MESSAGE = {
+    **dict.fromkeys(("role", "content", "refusal", "reasoning_content"), str),
+    "tool_calls": [{"id": str, "type": str, "function": {"name": str, "arguments": str}}],
+}
+SPELLED: dict[str, Any] = {"token": str, "logprob": float, "bytes": [int]}
+OPENAI_LOGPROBS = {  # of a chat "content", of a completion the rest
+    "content": [{**SPELLED, "top_logprobs": [SPELLED]}],
+    "tokens": [str], "token_logprobs": [float], "top_logprobs": [(str, float)], "text_offset": [int],
+}  # fmt: skip
+CHOICE = {
+    "index": int, "message": MESSAGE, "text": str, "token_ids": [int], "logprobs": OPENAI_LOGPROBS, "complete": bool,
+    "prompt_logprobs": LOGPROBS, "finish_reason": str,
+}  # fmt: skip
+BODY = {
+    "id": str, "object": str, "created": int, "model": str, "choices": [CHOICE],
+    "usage": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), int),
+    "error": {"message": str, "type": str, "param": str, "code": str, "line": int, "file": str},
+}  # fmt: skip
+COLUMNS = {  # in the order of the JSON
+    **dict.fromkeys(IDS, int), "prompt": str, "messages": [{"role": str, "content": str}], "prompt_ids": [int],
+    **ANSWER, "logprobs": LOGPROBS, "prompt_logprobs": LOGPROBS,
+    **dict.fromkeys(("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens"), int),
+    "edl": float, "accepted_by_source": (str, int), "seconds": float, "samples": [ANSWER],
+    "response": {"status_code": int, "request_id": str, "body": BODY},
+    "error": {"type": str, "message": str, "line": int, "file": str},
+}  # fmt: skip
 
 
 def write_as_named(rows: Path, out: Path) -> None:
@@ -52,7 +83,10 @@ def _write_parquet(rows: Path, out: Path) -> None:
             named |= row.keys()
             texts |= {name for name in IDS if name in row and not (isinstance(row[name], int) and abs(row[name]) < 1 << 63)}
         kept.see(batch)
-    fields = {**_fields(pyarrow, texts, "logprobs" in named), **kept.types}
+    columns = COLUMNS | dict.fromkeys(texts, str)
+    if "logprobs" in named:
+        columns["samples"] = [ANSWER | {"logprobs": LOGPROBS}]
+    fields = {**{name: _type_of(pyarrow, form) for name, form in columns.items()}, **kept.types}
     schema = pyarrow.schema([(name, kind) for name, kind in fields.items() if name in named])
     with replacing(out) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for batch in _batches(rows):
@@ -97,57 +131,15 @@ def _has_empty_struct(kind: Any) -> bool:
     return str(kind) == "struct<>" or any(_has_empty_struct(kind.field(n).type) for n in range(kind.num_fields))
 
 
-def _fields(arrow: Any, texts: Set[str], scored_samples: bool) -> dict[str, Any]:
-    """Type of each column, in the order of the JSON. texts: columns of ids that are text; scored_samples: have "logprobs"."""
-    text, count, ids = arrow.string(), arrow.int64(), arrow.list_(arrow.int64())
-    answer = {"text": text, "token_ids": ids, "finish_reason": text, "complete": arrow.bool_()}
-    scored = {"id": count, "token": text, "logprob": arrow.float64()}
-    own = arrow.list_(arrow.struct({**scored, "top": arrow.list_(arrow.struct(scored))}))
-    logprobs = {"logprobs": own}
-    asked = arrow.list_(arrow.struct({"role": text, "content": text}))
-    return {
-        **{name: text if name in texts else count for name in IDS},
-        "prompt": text,
-        "messages": asked,
-        "prompt_ids": ids,
-        **answer,
-        **logprobs,
-        "prompt_logprobs": own,
-        **dict.fromkeys(("prompt_tokens", "completion_tokens", "steps", "draft_tokens", "accepted_tokens"), count),
-        "edl": arrow.float64(),
-        "accepted_by_source": arrow.map_(text, count),
-        "seconds": arrow.float64(),
-        "samples": arrow.list_(arrow.struct({**answer, **(logprobs if scored_samples else {})})),
-        "response": _openai_response(arrow, own),
-        "error": arrow.struct({"type": text, "message": text, "line": count, "file": text}),
-    }
-
-
-def _openai_response(arrow: Any, own_logprobs: Any) -> Any:
-    text, count = arrow.string(), arrow.int64()
-    call = arrow.struct({"id": text, "type": text, "function": arrow.struct({"name": text, "arguments": text})})
-    message = arrow.struct(
-        {**dict.fromkeys(("role", "content", "refusal", "reasoning_content"), text), "tool_calls": arrow.list_(call)}
-    )
-    answer = {"message": message, "text": text, "token_ids": arrow.list_(count), "logprobs": _openai_logprobs(arrow)}
-    answer |= {"complete": arrow.bool_(), "prompt_logprobs": own_logprobs}
-    choice = arrow.struct({"index": count, **answer, "finish_reason": text})
-    usage = arrow.struct({"prompt_tokens": count, "completion_tokens": count, "total_tokens": count})
-    error = arrow.struct({"message": text, "type": text, "param": text, "code": text, "line": count, "file": text})
-    named = {"id": text, "object": text, "created": count, "model": text}
-    body = arrow.struct({**named, "choices": arrow.list_(choice), "usage": usage, "error": error})
-    return arrow.struct({"status_code": count, "request_id": text, "body": body})
-
-
-def _openai_logprobs(arrow: Any) -> Any:
-    """Make the type of OpenAI log-probabilities: of a chat "content", of a completion the rest."""
-    text, number = arrow.string(), arrow.float64()
-    scored = {"token": text, "logprob": number, "bytes": arrow.list_(arrow.int64())}
-    each = arrow.struct({**scored, "top_logprobs": arrow.list_(arrow.struct(scored))})
-    fields = {"content": arrow.list_(each), "tokens": arrow.list_(text), "token_logprobs": arrow.list_(number)}
-    return arrow.struct(
-        {**fields, "top_logprobs": arrow.list_(arrow.map_(text, number)), "text_offset": arrow.list_(arrow.int64())}
-    )
+def _type_of(arrow: Any, form: Any) -> Any:
+    """The type of a column that holds what COLUMNS describes so."""
+    if isinstance(form, dict):
+        return arrow.struct([(name, _type_of(arrow, part)) for name, part in form.items()])
+    if isinstance(form, list):
+        return arrow.list_(_type_of(arrow, form[0]))
+    if isinstance(form, tuple):
+        return arrow.map_(*(_type_of(arrow, part) for part in form))
+    return {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}[form]
 
 
 def _maps_as_pairs(row: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ CLOCKED = (  # of a run in a manifest, see progress.py
 )
 SHORTEST, LONGEST_BUCKET = 16, 1 << 20  # tokens of a prompt or an answer: bounds of the table's rows
 MOST_RUNS, MOST_FAILED = 10, 10  # that are listed
+LENGTHS = {"prompt": "prompt_tokens", "answer": "tokens"}  # which count of a row is its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,10 @@ class RowRecord:
     @property
     def edl(self) -> float | None:
         return self.counts.edl
+
+    def length(self, of: str) -> int:
+        """Tokens of its prompt or its answer, see LENGTHS."""
+        return int(getattr(self.counts, LENGTHS[of]))
 
     def as_json(self) -> dict[str, Any]:
         counts = self.counts.as_json()
@@ -126,19 +131,13 @@ class JobRecord:
     def totals(self) -> JobTotals:
         return added(self.rows)
 
-    def by_prompt_length(self) -> list[Part]:
-        return self._by_length(lambda row: row.counts.prompt_tokens)
-
-    def by_answer_length(self) -> list[Part]:
-        return self._by_length(lambda row: row.counts.tokens)
-
-    def _by_length(self, tokens_of: Callable[[RowRecord], int]) -> list[Part]:
-        """Answered rows by a number of tokens, doubling from one part to the next."""
+    def by_length(self, of: str) -> list[Part]:
+        """Answered rows by the length of their prompt or answer (see LENGTHS), doubling from one part to the next."""
         parts: dict[int, list[RowRecord]] = {}
         for row in self.rows:
             if row.counts.steps:
                 bound = SHORTEST
-                while bound < min(tokens_of(row) + 1, LONGEST_BUCKET):
+                while bound < min(row.length(of) + 1, LONGEST_BUCKET):
                     bound *= 2
                 parts.setdefault(bound, []).append(row)
         found = []
@@ -191,8 +190,7 @@ class JobRecord:
             "runs": list(self.runs),
             **self.totals.as_json(),
             "edl_of_rows": {name: round(value, 4) for name, value in self.edl_quantiles().items()},
-            "by_prompt_length": [part.as_json() for part in self.by_prompt_length()],
-            "by_answer_length": [part.as_json() for part in self.by_answer_length()],
+            **{f"by_{each}_length": [part.as_json() for part in self.by_length(each)] for each in LENGTHS},
             "by_time": [part.as_json() for part in self.by_time()],
             "by_row": [row.as_json() for row in self.rows],
         }
@@ -238,12 +236,10 @@ def tables(record: JobRecord) -> dict[str, Table]:
     failed = [row for row in record.rows if row.error]
     row, numbers = ["row", "id"], ["prompt", "tokens", "steps", "drafted", "accepted", "EDL", *of_rows]
     completed = ["completed", "rows", "tokens", "EDL", *(["until s", "tokens/s"] if timed else [])]
-    by_prompt, by_answer = record.by_prompt_length(), record.by_answer_length()
     found = {
         "sources": Table("Accepted tokens by source", ["source", "tokens", "share", "per step"], by_source),
         "drafts": Table("Draft tokens", ["draft", "tokens", "share", "per step"], drafted),
-        "prompts": Table("EDL by prompt length", ["prompt tokens", "rows", "tokens", "EDL", *of_rows], _of_parts(by_prompt)),
-        "answers": Table("EDL by answer length", ["answer tokens", "rows", "tokens", "EDL", *of_rows], _of_parts(by_answer)),
+        **{f"{each}s": _by_length(record, each, of_rows) for each in LENGTHS},
         "time": Table("EDL over time, rows as they were completed", completed, [_of_time(part) for part in by_time]),
         "edl": Table("EDL of rows", [*quantiles], edls, 0),
         "extremes": Table("Rows of the lowest and the highest EDL", [*row, *numbers], [*map(_of_row, extremes)], 2),
@@ -309,9 +305,10 @@ def _of_failed(row: RowRecord) -> tuple[str, ...]:
     return f"{row.number:,}", name_of(row), in_one_line(row.error)
 
 
-def _of_parts(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    seconds = [() if part.row_seconds is None else (f"{part.row_seconds:,.2f}",) for part in parts]
-    return [(*_of_part(part), *each) for part, each in zip(parts, seconds, strict=True)]
+def _by_length(record: JobRecord, of: str, of_rows: list[str]) -> Table:
+    parts = ((part, () if part.row_seconds is None else (f"{part.row_seconds:,.2f}",)) for part in record.by_length(of))
+    rows = [(*_of_part(part), *seconds) for part, seconds in parts]
+    return Table(f"EDL by {of} length", [f"{of} tokens", "rows", "tokens", "EDL", *of_rows], rows)
 
 
 def _of_part(part: Part) -> tuple[str, ...]:

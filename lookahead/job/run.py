@@ -27,8 +27,8 @@ from lookahead.files.atomic import followed
 from lookahead.files.hub import check_name
 from lookahead.files.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRICS, ROWS, Input, Output, check_outputs
 from lookahead.job.events import JobEvents
-from lookahead.job.fields import KEEP, RowFields, is_template_file
-from lookahead.job.inputs import RowCount, Shard
+from lookahead.job.fields import KEEP, is_template_file
+from lookahead.job.inputs import RowCount
 from lookahead.job.journal import AnswerStore, Done, FinishedRow, Journal, read_done
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest, began, describe, read_manifest, resumed, sampled
@@ -121,14 +121,11 @@ def _open(plan: JobPlan, config: str | None, stack: contextlib.ExitStack) -> _Op
         manifest = describe(plan.spec, plan.tries, names)
         if io.resume and files.hold_rows():
             manifest = resumed(read_manifest(files.manifest), manifest, files.out)
-            done = what_is_done(files, names, plan.shard, io.retry_errors, plan.fields)
+            done = what_is_done(plan, files, names)
             if done.whole and manifest.output not in ("", sampled(files.out)):
                 raise LookaheadError(f"{files.out}: was changed since the job wrote it. Start again with --overwrite.")
     # A missing or empty input is known before the model is loaded.
-    answered = done.requests if done else {}
-    most = None if io.limit is None else max(io.limit, *(number + 1 for number in answered), 0)
-    wanted = islice(read_requests(*names, fields=plan.fields), most)
-    others = left_to_do(without_duplicates(wanted), plan.shard, answered)
+    others, most = requests_left(plan, names, done)
     first = next(others, None)
     if first and first.problem and first.param == KEEP:
         raise UsageError(f"--keep-fields {io.keep_fields}: {first.where} {first.problem}.")
@@ -278,20 +275,24 @@ def files_of(out: str | None, resume: bool, retry_errors: bool, overwrite: bool)
     return files if files.out.is_file() or not files.out.exists() else None
 
 
-def what_is_done(
-    files: JobFiles, names: Sequence[str], shard: Shard, retry_errors: bool, fields: RowFields | None = None
-) -> Done:
-    """Return what an earlier run has done. Raises LookaheadError if files do not belong together, or input
-    rows have changed.
-    """
+def what_is_done(plan: JobPlan, files: JobFiles, names: Sequence[str]) -> Done:
+    """Return what an earlier run has done. Raises LookaheadError if files do not belong together or rows have changed."""
     done = read_done(files)
     if done.requests and all(Path(name).is_file() for name in names):  # a pipe can be read once: as the rows are answered
         last = max(done.requests)
-        answered = takewhile(lambda request: request.number <= last, read_requests(*names, fields=fields))
-        deque(left_to_do(answered, shard, done.requests), 0)
-    faults = done.faults if retry_errors else set[int]()
+        answered = takewhile(lambda request: request.number <= last, read_requests(*names, fields=plan.fields))
+        deque(left_to_do(answered, plan.shard, done.requests), 0)
+    faults = done.faults if plan.spec.io.retry_errors else set[int]()
     left = {number: content for number, content in done.requests.items() if number not in faults}
     return dataclasses.replace(done, requests=left)
+
+
+def requests_left(plan: JobPlan, names: Sequence[str], done: Done | None) -> tuple[Iterator[Request], int | None]:
+    """(requests that are not answered, how many rows are looked at: None: all). A limit includes rows that are answered."""
+    answered, limit = done.requests if done else {}, plan.spec.io.limit
+    most = None if limit is None else max(limit, *(number + 1 for number in answered), 0)
+    wanted = islice(read_requests(*names, fields=plan.fields), most)
+    return left_to_do(without_duplicates(wanted), plan.shard, answered), most
 
 
 class Stream(AnswerStore):

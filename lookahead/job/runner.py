@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -30,7 +31,6 @@ SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their tur
 MANY_AT_ONCE = 4  # rows that have begun with more samples than that
 END: Literal["end"] = "end"  # no more requests
 Write = Callable[[FinishedRow], None]
-Put = Callable[[int, FinishedRow], None]  # with the index of its request
 Stopped = Callable[[], bool]
 NO_TEXT = 'the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".'
 
@@ -77,7 +77,6 @@ class JobOptions:
 class _Answer:
     """A row that is being answered. generations: begun, by prompt * count + sample; `running` of them have not ended."""
 
-    index: int
     request: Request
     prompts: list[list[int]]
     count: int
@@ -102,35 +101,41 @@ def run_rows(
     engine: Engine, tokenizer: Any | None, requests: Iterable[Request], options: JobOptions, write: Write, stopped: Stopped
 ) -> None:
     """Hands the output row of each request to `write`, until `stopped`. Raises LookaheadError when too many fail in a row."""
-    writer = OrderedWriter(write, options.in_order, FAULTY_BATCHES * engine.batch_size)
-    with gc_frozen():
-        answer(engine, tokenizer, requests, options, writer.put, stopped)
+    writer = OrderedWriter(write, options.in_order, engine.batch_size)
+    answer(engine, tokenizer, writer.expect(requests), options, writer.put, stopped)
     writer.finish()
 
 
 class OrderedWriter:
-    """Writes rows in the order of requests, or at once. faulty: that many failures in a row, at least FAULTS, end the job."""
+    """Writes rows in the order of requests, or at once. Failures of FAULTY_BATCHES in a row, at least FAULTS, end the job."""
 
-    def __init__(self, write: Write, in_order: bool, faulty: int):
-        self._write, self._in_order, self._most_faults = write, in_order, max(FAULTS, faulty)
-        self._ready: dict[int, FinishedRow] = {}  # by index
-        self._written = self._faults = 0
+    def __init__(self, write: Write, in_order: bool, batch_size: int):
+        self._write, self._in_order, self._most_faults = write, in_order, max(FAULTS, FAULTY_BATCHES * batch_size)
+        self._expected: deque[int] = deque()  # numbers of requests, in their order
+        self._ready: dict[int, FinishedRow] = {}  # by number
+        self._faults = 0
         self._began = time.perf_counter()
 
-    def put(self, index: int, ended: FinishedRow) -> None:
-        """A row has ended, that of the request at `index`, from 0. Raises LookaheadError where too many have failed."""
-        self._ready[index] = ended
-        while self._ready and (self._written in self._ready or not self._in_order):
-            self._write_one(self._written if self._in_order else index)
+    def expect(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """The same requests, in whose order their rows are written."""
+        for request in requests:
+            if self._in_order:
+                self._expected.append(request.number)
+            yield request
+
+    def put(self, ended: FinishedRow) -> None:
+        """A row has ended. Raises LookaheadError where too many have failed."""
+        self._ready[ended.number] = ended
+        while self._ready and (not self._in_order or self._expected[0] in self._ready):
+            self._write_one(self._ready.pop(self._expected.popleft() if self._in_order else ended.number))
 
     def finish(self) -> None:
-        for index in sorted(self._ready):
-            self._write_one(index)
+        """Write those that wait for others before them."""
+        for number in filter(self._ready.get, self._expected):
+            self._write_one(self._ready[number])
 
-    def _write_one(self, index: int) -> None:
+    def _write_one(self, ended: FinishedRow) -> None:
         """The time since the last row is this one's."""
-        ended = self._ready.pop(index)
-        self._written += 1
         now = time.perf_counter()
         ended.counts.seconds, self._began = now - self._began, now
         self._write(ended)
@@ -144,24 +149,25 @@ class OrderedWriter:
 
 
 def answer(
-    engine: Engine, tokenizer: Any | None, requests: Iterable[Request | None], options: JobOptions, put: Put, stopped: Stopped
+    engine: Engine, tokenizer: Any | None, requests: Iterable[Request | None], options: JobOptions, put: Write, stopped: Stopped
 ) -> None:
-    """Hands each request's index and output row to `put`, as they end. requests: None: none at the moment, ask again."""
+    """Hands each request's output row to `put`, as they end. requests: None: none at the moment, ask again."""
     rows = _Rows(engine, tokenizer, options, put)
-    for generation in engine.run(rows.generations(iter(requests)), stopped):
-        row = rows.answers.pop(id(generation))
-        if row.ended(generation):
-            put(row.index, _ended(row, tokenizer, options, engine.target.name))
+    with gc_frozen():
+        for generation in engine.run(rows.generations(iter(requests)), stopped):
+            row = rows.answers.pop(id(generation))
+            if row.ended(generation):
+                put(_ended(row, tokenizer, options, engine.target.name))
 
 
 class _Rows:
     """Makes the generations of rows, in turn, and hands over the output row of each that has ended."""
 
-    def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Put):
+    def __init__(self, engine: Engine, tokenizer: Any | None, options: JobOptions, put: Write):
         self._engine, self._tokenizer, self._options, self._put = engine, tokenizer, options, put
         self.answers: dict[int, _Answer] = {}  # by id of each generation
         self._many: deque[_Answer] = deque()  # rows with many samples, some of which are still to begin
-        self._index = -1  # of the latest request
+        self._numbers = itertools.count(1)  # of requests, for observers
 
     def generations(self, requests: Iterator[Request | None]) -> Iterator[Generation | None]:
         """Rows in turn. One with many samples gives way to the next rows after each SAMPLES_IN_TURN of them."""
@@ -178,7 +184,6 @@ class _Rows:
                 if isinstance(request, str):
                     more = False
                     break
-                self._index += 1
                 if not (answer := self._begun(request)):
                     continue
                 if answer.left > SAMPLES_IN_TURN:
@@ -194,8 +199,8 @@ class _Rows:
 
     def _begun(self, request: Request) -> _Answer | None:
         """None for a row that cannot be answered: it has got its error row."""
-        options, engine, index = self._options, self._engine, self._index
-        observer = options.observer_of(index + 1)
+        options, engine = self._options, self._engine
+        observer = options.observer_of(next(self._numbers))
         try:
             if request.problem:
                 raise LookaheadError(f"{request.problem}.")
@@ -204,14 +209,14 @@ class _Rows:
             longest = engine.target.longest_text
             prompts = prompts_of(request, self._tokenizer, options.chat, options.system, longest, options.began)
             sampling = sampling_of(request, self._tokenizer, options.sampling)
-            answer = _Answer(index, request, prompts, request.n or options.n, sampling, observer)
+            answer = _Answer(request, prompts, request.n or options.n, sampling, observer)
             check_samples(answer.left, "the number of answers")
             for number in range(len(prompts)):  # raises what is wrong with one before any is answered
                 _request(engine, answer, options, number * answer.count)
             return answer
         except Exception as error:  # if a row fails, the job continues and reports it
             kind = INVALID if isinstance(error, LookaheadError) else type(error).__name__
-            self._put(index, failed(request, f"{request.where}: {error}", kind, options.seed))
+            self._put(failed(request, f"{request.where}: {error}", kind, options.seed))
             return None
 
     def _samples(self, answer: _Answer) -> Iterator[Generation]:

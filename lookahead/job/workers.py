@@ -32,7 +32,7 @@ from lookahead.forward.memory import gc_frozen, peak_memory
 from lookahead.job.deaths import Retries, Task
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
-from lookahead.job.runner import FAULTY_BATCHES, JobOptions, OrderedWriter, Put, Stopped, Write, answer
+from lookahead.job.runner import JobOptions, OrderedWriter, Stopped, Write, answer
 from lookahead.job.setup import EngineSettings
 from lookahead.native import cache as kernel_cache
 from lookahead.native.cores import usable_cores
@@ -123,8 +123,7 @@ class Worker:
                 while True:
                     requests = self._requests(self._inbox.get())
                     self._hear(engine)
-                    put = lambda _, row: self._ended.put(row)  # noqa: E731
-                    answer(engine, loaded.tokenizer, requests, self._options, put, between_steps)
+                    answer(engine, loaded.tokenizer, requests, self._options, self._ended.put, between_steps)
         except Exception as error:
             self._ended.put(error)
 
@@ -220,17 +219,17 @@ class WorkerPool:
     def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Until one worker is. Raises LookaheadError if it cannot load what it needs."""
         while not self.reports and not stopped():
-            self._exchange(iter(()), lambda index, ended: None)
+            self._exchange(iter(()), lambda ended: None)
 
     def run(self, requests: Iterable[Request], in_order: bool, write: Write, stopped: Stopped = lambda: False) -> None:
         """Run rows as `runner.run_rows` does. Raises LookaheadError also where workers are lost one after the other."""
-        tasks = (Task(index, request) for index, request in enumerate(requests))
-        writer = OrderedWriter(write, in_order, FAULTY_BATCHES * self.batch_size * len(self._workers))
+        writer = OrderedWriter(write, in_order, self.batch_size * len(self._workers))
+        tasks = map(Task, writer.expect(requests))
         while not stopped() and self._exchange(tasks, writer.put):
             pass
         writer.finish()
 
-    def _exchange(self, tasks: Iterator[Task], put: Put) -> bool:
+    def _exchange(self, tasks: Iterator[Task], put: Write) -> bool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for worker in self._workers:
             if worker.call is None:
@@ -260,7 +259,7 @@ class WorkerPool:
                 return group
         return list(itertools.islice(tasks, max(0, BATCHES_AHEAD * worker.report.batch_size - len(worker.tasks))))
 
-    def _take_in(self, worker: _WorkerState, put: Put) -> None:
+    def _take_in(self, worker: _WorkerState, put: Write) -> None:
         call, worker.call = worker.call, None
         assert call is not None
         try:
@@ -280,17 +279,18 @@ class WorkerPool:
             if self._learn:
                 self._emitted.extend((worker, token_ids) for token_ids in ended.emitted)
                 self._emitted_in_all += len(ended.emitted)
-            put(worker.tasks.pop(ended.number).index, ended)
+            del worker.tasks[ended.number]
+            put(ended)
 
-    def _replace(self, worker: _WorkerState, reason: str, put: Put) -> None:
+    def _replace(self, worker: _WorkerState, reason: str, put: Write) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
         given_up = self._retries.died(worker.tasks.values(), reason)
         again = len(worker.tasks) - len(given_up)
         log.warning("worker %d was lost (%s): another takes its %d rows.", worker.number + 1, reason, again)
         worker.handle.dismiss()
         self._speedups_of_lost.append(worker.report.speedup)
-        for task_index, ended in given_up:
-            put(task_index, ended)
+        for ended in given_up:
+            put(ended)
         index = self._workers.index(worker)
         self._workers[index] = _WorkerState(worker.number, self._factory.start(worker.number))
 
@@ -308,47 +308,69 @@ class LocalWorkers:
     def start(self, number: int) -> WorkerHandle:
         placed: dict[str, Any] = {"device": f"cuda:{number % self._gpus}"} if self._gpus else {}
         model = dataclasses.replace(self._settings.model, **placed)
-        return _LocalWorker(dataclasses.replace(self._settings, model=model), self._options, self._threads)
+        worker = _LocalWorker()
+        worker.call(Worker, dataclasses.replace(self._settings, model=model), self._options, self._threads)
+        return worker
 
     def close(self) -> None: ...
 
 
-class _LocalWorker:
-    """A worker in a process that ends when `_alive` is closed, by this process or by its end."""
+class OwnProcess:
+    """An object in a process of its own, which ends when it is dismissed, and with this process, however that ends.
 
-    def __init__(self, *arguments: Any):
+    Futures raise LookaheadError; BrokenProcessPool, as `call` does, where the process is lost.
+    """
+
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         lifeline, self._alive = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(1, context, _begin, (lifeline, *arguments))
+        self._pool = ProcessPoolExecutor(1, context, _begin, (lifeline,))
 
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
-        return self._pool.submit(_exchange, requests, heard)
+    def call(self, act: str | Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a method of the object; first what makes it, whose attribute `about` is returned."""
+        return self._pool.submit(_call, act, *arguments)
 
     def dismiss(self) -> None:
         self._alive.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-_worker: Worker  # of this process, where it is one's
+_held: Any = None  # the object of this process
 
 
-def _begin(lifeline: Connection, *arguments: Any) -> None:
-    """The life of a worker's process begins. Signals of the terminal are for the process that has started it."""
-    global _worker
+def _begin(lifeline: Connection) -> None:
+    """Signals of the terminal are for the process that has started this one, and so is its stdout."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
+    os.dup2(2, 1)
 
     def end_with_parent() -> None:
         with contextlib.suppress(EOFError, OSError):
             lifeline.recv()
+        with contextlib.suppress(Exception):  # some have nothing to close
+            _held.close()
         os._exit(0)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    _worker = Worker(*arguments)
 
 
-def _exchange(*arguments: Any) -> Report:
-    return _worker.exchange(*arguments)
+def _call(act: str | Callable[..., Any], *arguments: Any) -> Any:
+    """`OwnProcess.call`, in the process. Errors of others may hold anything, and then could not be sent."""
+    global _held
+    try:
+        if isinstance(act, str):
+            return getattr(_held, act)(*arguments)
+        _held = act(*arguments)
+        return getattr(_held, "about", None)
+    except LookaheadError:
+        raise
+    except Exception as error:
+        raise LookaheadError(f"{type(error).__name__}: {first_line(error)}.") from None
+
+
+class _LocalWorker(OwnProcess):
+    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
+        return self.call("exchange", requests, heard)
 
 
 class RayWorkers:

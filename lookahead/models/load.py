@@ -54,10 +54,9 @@ def estimated_profile(model: ModelOptions, gpu: str) -> CostProfile:
 
 
 def device_and_dtype(model: ModelOptions) -> tuple[torch.device, torch.dtype]:
-    """Where and in which precision `load_model` computes; auto is float32 on a CPU, else the config's own."""
-    device, dtype = _device(model.device or "auto"), _dtype(model.dtype)
-    if dtype is None and device.type != "cpu":
-        dtype = read_config(*model.source).get_text_config(decoder=True).dtype
+    """Where and in which precision `load_model` computes: by a config where that decides on the dtype."""
+    device = _device(model.device or "auto")
+    dtype = _dtype(model.dtype, device) or read_config(*model.source).get_text_config(decoder=True).dtype
     return device, dtype or torch.float32
 
 
@@ -103,7 +102,8 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     adapter, device_map, tp_plan = wished.adapters.get(None), wished.device_map, wished.tp_plan
     if wished.adapter_names:
         raise UsageError(f"--adapter {wished.adapter_names[0]}=...: only rows of a job name adapters. Give the folder alone.")
-    target_device, chosen = _checked(wished)
+    target_device, precision = _checked(wished)
+    chosen: Any = precision or "auto"
     path = Path(name)
     config = read_config(name, trust_remote_code, revision)
     check_method(name, config)
@@ -111,8 +111,6 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
         check_adapter(adapter)
     if path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise ModelError(f"{name}: no weights in this folder (looked for *.safetensors and *.bin).")
-    if chosen is None:
-        chosen = torch.float32 if target_device.type == "cpu" else "auto"
     wishes: dict[str, Any] = {"attn_implementation": wished.attn} if wished.attn else {}
     if device_map:
         wishes["device_map"] = device_map
@@ -222,9 +220,7 @@ def random_model(model: str | ModelOptions, dtype: str | None = None, device: st
     wished = ModelOptions.of(model, dtype, device, **options)
     target_device, chosen = _checked(wished)
     config = read_config(*wished.source)
-    if chosen is None:
-        of_config = config.get_text_config(decoder=True).dtype or torch.bfloat16
-        chosen = torch.float32 if target_device.type == "cpu" else of_config
+    chosen = chosen or config.get_text_config(decoder=True).dtype or torch.bfloat16
     devices = [target_device] if target_device.type == "cuda" else []
     try:
         with _quiet_transformers(), torch.random.fork_rng(devices), target_device:
@@ -243,8 +239,9 @@ def random_model(model: str | ModelOptions, dtype: str | None = None, device: st
 
 
 def _checked(wished: ModelOptions) -> tuple[torch.device, Any]:
-    """(device, dtype; None for auto), once this thread computes with as many threads as it shall. Raises UsageError."""
-    device, dtype = _device(wished.device or "auto"), _dtype(wished.dtype)
+    """(device, dtype as of `_dtype`), once this thread computes with as many threads as it shall. Raises UsageError."""
+    device = _device(wished.device or "auto")
+    dtype = _dtype(wished.dtype, device)
     if wished.engine_mode not in ENGINE_MODES:
         raise UsageError(f"--engine-mode {wished.engine_mode}: choose {', '.join(ENGINE_MODES)}.")
     for option, scheme in (("--quantize", wished.quantize), ("--kv-dtype", wished.kv_dtype)):
@@ -349,11 +346,11 @@ def _is_causal(config: Any, of_model: Any) -> bool:
     return needs <= {"self", "input_ids"} and by_token and not getattr(config, "is_encoder_decoder", False)
 
 
-def _dtype(name: str) -> Any:
-    """None for auto. Raises UsageError for what is none."""
+def _dtype(name: str, device: torch.device | None = None) -> Any:
+    """auto is float32 on a CPU, else None: the config's own. Raises UsageError for what is none."""
     if name not in ("auto", *DTYPES):
         raise UsageError(f"--dtype {name}: choose auto, {', '.join(DTYPES)}.")
-    return DTYPES.get(name)
+    return DTYPES.get(name, torch.float32 if device is not None and device.type == "cpu" else None)
 
 
 def _device(name: str) -> torch.device:

@@ -9,12 +9,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lookahead.bench.page import bench_page
 from lookahead.bench.run import Run, Sample, StepLog
 from lookahead.draft.explain import Step
 from lookahead.draft.options import DraftOptions
 from lookahead.draft.tree import DraftTree
 from lookahead.models.probe import probed
-from lookahead_cli.comparison import page_of
 from tests.support.bench import compared_on
 from tests.support.cli import write_jsonl
 from tests.support.drafts import VOCAB_SIZE
@@ -219,7 +219,7 @@ def test_report_escapes_what_comes_from_outside(compared):
         dataclasses.replace(compared, lossless=None),
     ):
         odd = dataclasses.replace(each, model="<script>$x$ & --> </style>", environment={**each.environment, "<b>": "<i>&"})
-        page = page_of([odd], "lookahead bench --model '<script>'", ["<u>:1: bad"], False)
+        page = bench_page([odd], "lookahead bench --model '<script>'", ["<u>:1: bad"], False)
         assert not re.search(r"<(script|b|i|u)\b", page)
         words = words_of(page)
         for text in ("<script>$x$ & --> </style>", "<b>", "<i>&", "'<script>'", "<u>:1: bad"):

@@ -19,12 +19,13 @@ from lookahead.bench.compare import Comparison
 from lookahead.bench.contenders import Contenders, ModelBench, contenders
 from lookahead.bench.in_engine import About, InProcess
 from lookahead.bench.lossless import lossless
+from lookahead.bench.page import bench_page
 from lookahead.bench.run import Run, Sample
 from lookahead.draft.options import DraftOptions
 from lookahead.engines.sglang_engine import SglangSettings
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.options import ModelOptions
-from lookahead_cli.comparison import page_of, print_comparison
+from lookahead_cli.comparison import print_comparison
 from tests.support.cli import write_jsonl
 from tests.support.jobs import MODEL, questions
 
@@ -124,7 +125,7 @@ def test_a_comparison_in_an_engine_is_shown_without_what_nobody_could_measure(en
     assert "different: prompt 1, auto, after 4 tokens: token 6 for 5, not judged" in out
     assert f"{engine} 0.32.0" in out
     assert "peak memory" not in out
-    page = page_of([found], "lookahead bench", (), False)
+    page = bench_page([found], "lookahead bench", (), False)
     assert "Where the time went" not in page
     assert "2.00x plain decoding" in page
 
@@ -186,17 +187,15 @@ class Scripted:
         Path(self.engine).write_text("closed", "utf-8")
 
 
-def serve_scripted(line: Any, name: str, settings: SglangSettings) -> None:
-    """As `in_engine._serve`, in the process. settings: the model names the file that tells that `Scripted` was closed."""
-    in_engine.LocalEngine = Scripted
-    in_engine.in_engine = lambda *arguments: settings.model.name
+def started_scripted(name: str, settings: SglangSettings) -> Scripted:
+    """As `in_engine._started`, in the process. settings: the model names the file that tells that `Scripted` was closed."""
     print("this is not a part of a report")
-    in_engine._serve(line, name, settings)
+    return Scripted(settings.model.name)
 
 
 @pytest.mark.deep  # it imports torch in three processes
 def test_an_engine_in_a_process_of_its_own_answers_and_is_closed_or_says_why_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_engine, "_serve", serve_scripted)
+    monkeypatch.setattr(in_engine, "_started", started_scripted)
     settings = SglangSettings(ModelOptions(str(tmp_path / "closed")))
     run = InProcess("sglang", settings)
     assert run.about == Scripted.about

@@ -125,7 +125,7 @@ def test_a_request_that_a_dead_engine_gets_is_not_refused_but_asked_again():
 
 
 def test_rows_of_a_dead_engine_are_divided_down_to_single_ones():
-    tasks = [Task(index, Request(f"q{index}", index + 1, number=index)) for index in range(20)]
+    tasks = [Task(Request(f"q{index}", index + 1, number=index)) for index in range(20)]
     retries = Retries()
     assert retries.died(tasks, "x") == []
     groups = [retries.next_group() for _ in range(7)]
@@ -135,8 +135,8 @@ def test_rows_of_a_dead_engine_are_divided_down_to_single_ones():
     retries.died(groups[0], "x")
     assert [retries.next_group() for _ in range(3)] == [[task] for task in tasks[:3]]
     assert retries.died([tasks[0]], "x") == []
-    ((index, ended),) = retries.died(retries.next_group(), "x")
-    assert (index, ended.row["id"], ended.error) == (0, "q0", ENGINE_DIED)
+    (ended,) = retries.died(retries.next_group(), "x")
+    assert (ended.row["id"], ended.error) == ("q0", ENGINE_DIED)
     with pytest.raises(LookaheadError, match="5 engines died one after the other"):
         retries.died([], "x")
 

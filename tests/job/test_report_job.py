@@ -63,7 +63,7 @@ def test_journal_of_a_running_job_is_read_in_the_order_of_completion(tmp_path):
     assert [(row.number, row.edl, row.ended) for row in record.rows] == [(1, 4.0, 2.0), (2, None, 4.0), (3, 3.0, 6.0)]
     totals = record.totals
     assert (totals.rows, totals.errors, totals.edl) == (3, 1, 50 / 15)
-    assert [(part.name, part.rows, part.counts.edl) for part in record.by_prompt_length()] == [
+    assert [(part.name, part.rows, part.counts.edl) for part in record.by_length("prompt")] == [
         ("16 to 31", 1, 3.0),
         ("64 to 127", 1, 4.0),
     ]
@@ -114,9 +114,9 @@ def test_rows_that_took_longest_are_named_and_mean_seconds_stand_beside_lengths(
     write_jsonl(tmp_path / "out.jsonl.journal", [entry(n, 100 + n) | {"id": f"q{n}"} for n in range(9)])
     record = read_record(str(tmp_path / "out.jsonl"))
     assert [(row.id, row.seconds) for row in record.slowest(2)] == [("q8", 10.8), ("q7", 10.7)]
-    (part,) = record.by_prompt_length()
+    (part,) = record.by_length("prompt")
     assert part.as_json()["row_seconds"] == pytest.approx(10.4)
-    assert [part.name for part in record.by_answer_length()] == ["1 to 15"]
+    assert [part.name for part in record.by_length("answer")] == ["1 to 15"]
 
 
 def test_page_shows_the_speedup_of_all_runs_as_an_interval_and_over_time(cli, tmp_path):
