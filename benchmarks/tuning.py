@@ -65,10 +65,11 @@ NOT_TUNED = {
     "draft/arrays.py": ("MOST_THREADS", "COLUMNS", "OWN_COLUMNS", "RECENT", "BINS", "CHAINS"),
     "draft/calibration.py": ("FIRST_BIN", "LEAST", "OCTAVE"),
     "draft/cells.py": ("OWN", "OTHER", "ORDERS", "COUNTS", "SHARES", "RANKS", "HITS", "MISSES", "SEENS", "BINARY"),
-    "draft/experts.py": ("LEAST_WEIGHT",),
+    "draft/experts.py": ("LAST", "LEAST_WEIGHT"),
     "draft/mixture.py": ("BY_ORDERS",),
     "draft/own_text.py": ("TOKEN", "CHAIN"),
     "draft/sorted_text.py": ("END", "FEW"),
+    "draft/priors.py": ("UNTRAINED",),
     "draft/recycled.py": ("ANY", "KINDS"),
 }
 
