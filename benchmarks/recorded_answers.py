@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lookahead.errors import LookaheadError
+
 SAMPLE = Path(__file__).parent / "recorded" / "gsm8k-sample.npz"
 BEST = 8
 
@@ -69,10 +71,13 @@ def record(model: str, prompts: Path, path: Path, rows: int, tokens: int, temper
 
 def read(path: Path) -> list[Answer]:
     """The answers of a recording."""
-    with np.load(path) as file:
-        prompts, answers = (np.cumsum(file[name])[:-1] for name in ("prompt_lengths", "answer_lengths"))
-        columns = [np.split(file["prompts"], prompts)]
-        columns += [np.split(file[name], answers) for name in ("answers", "ids", "scores")]
+    try:
+        with np.load(path) as file:
+            prompts, answers = (np.cumsum(file[name])[:-1] for name in ("prompt_lengths", "answer_lengths"))
+            columns = [np.split(file["prompts"], prompts)]
+            columns += [np.split(file[name], answers) for name in ("answers", "ids", "scores")]
+    except (ValueError, KeyError):
+        raise LookaheadError(f"{path}: is not a recording. Make one: python benchmarks/recorded_answers.py record") from None
     return [Answer(p, a, i, s.astype(np.float32)) for p, a, i, s in zip(*columns, strict=True) if len(a) > 1]
 
 
@@ -114,12 +119,11 @@ def replay(paths: Sequence[Path], tries: Sequence[str], sizes: Sequence[int]) ->
     """Print EDL of each recording and the geometric means."""
     from lookahead.trie.file import Trie
 
-    opened = [Trie(trie) for trie in tries]
+    opened, recordings = [Trie(trie) for trie in tries], [read(path) for path in paths]
     starts = {"cold": [], **({"warm": opened} if opened else {})}
     print(("{:32}" + "{:>12}" * len(sizes) * len(starts)).format("EDL", *(f"{n} {start}" for start in starts for n in sizes)))
     means = []
-    for path in paths:
-        answers = read(path)
+    for path, answers in zip(paths, recordings, strict=True):
         found = [edl(answers, start, n) for start in starts.values() for n in sizes]
         means.append(found)
         print(f"{path.stem:32}" + "".join(f"{each:12.3f}" for each in found), flush=True)
@@ -143,10 +147,13 @@ def main() -> None:
     replaying.add_argument("--trie", action="append", default=[], help="that drafts come from")
     replaying.add_argument("--draft-tokens", default="3,7,15,63")
     args = parser.parse_args()
-    if args.what == "record":
-        record(args.model, args.input, args.output, args.rows, args.tokens, args.temperature)
-    else:
-        replay(args.recordings, args.trie, [int(n) for n in args.draft_tokens.split(",")])
+    try:
+        if args.what == "record":
+            record(args.model, args.input, args.output, args.rows, args.tokens, args.temperature)
+        else:
+            replay(args.recordings, args.trie, [int(n) for n in args.draft_tokens.split(",")])
+    except (OSError, LookaheadError) as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 if __name__ == "__main__":

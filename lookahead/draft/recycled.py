@@ -1,9 +1,10 @@
 """Runner-up tokens. In: its best few tokens behind each verified node. Out: what is likely behind the last tokens.
 
 A forward scores every token behind every node, those that are not accepted included; plain decoding keeps one and throws the
-rest away. Token Recycling (arXiv 2408.08696) keeps the best few in a table by the token that they stood behind. Here keys are
-made of up to three of the last tokens, and some leave one out: in the last step the model was asked what follows other tokens
-at the position where it then emitted this one, and what follows is often the same ("12 apples", "15 apples").
+rest away. Token Recycling (arXiv 2408.08696) keeps the best few in a table by the token that they stood behind. Here keys
+are made of the last token or of two of the last three, and some leave one out: in the last step the model was asked what
+follows other tokens at the position where it then emitted this one, and what follows is often the same ("12 apples", "15
+apples").
 
 What a key holds is summed up: the shares of its candidates (softmax over the best few) are added, and what was there before
 counts KEPT as much. The table is a hash table of fixed size; of the WAYS entries that a key may take it takes the least seen.
