@@ -135,8 +135,6 @@ def _facts(found: TrieReport) -> list[tuple[str, str]]:
         facts.append(("segments", f"{len(header.segments)} of {sizes} tokens; {joining}"))
     facts.append(("tokenizer", f"{header.tokenizer_name or 'none (ids)'}  ({vocabulary})"))
     facts.append(("built", f"{built} by lookahead {header.tool_version}"))
-    if header.recycled_keys:
-        facts.append(("recycled", f"{header.recycled_keys:,} keys of an earlier version, not used"))
     if found.asked.verify:
         facts.append(("integrity", "every checksum and invariant holds"))
     return facts

@@ -77,7 +77,6 @@ class TrieReport:
             "sources": [{name: getattr(source, name) for name in OF_SOURCES} for source in header.sources],
             "depths": [vars(row) for row in self.seen.depths],
             "top": [{"token_ids": ids, "count": count, "text": self.text(ids)} for ids, count in self.seen.top],
-            "recycled": {"keys": header.recycled_keys, "top": []},  # of an earlier version
         }
         if self.replayed is not None:
             value["coverage"] = {"file": self.asked.coverage, "tokens": self.replayed.tokens, **self.replayed.as_json()}

@@ -21,9 +21,6 @@
     document_ends     uint32 | uint64  documents      position of each document's separator
     document_sources  uint16           documents      index into the header's sources
 
-Behind the last segment of a file of an earlier version there may be four more (RECYCLED): runner-up tokens of a job, which
-are checked, but neither read nor written any more.
-
 The header stands last because sections are streamed: their sizes are known when they are written. It names dtype, offset,
 entries and CRC-32 of every section. `tokens` is uint16 where the separator fits, positions are uint32 where their largest
 entry fits. Opening checks magic, version, both lengths, the header's checksum and that each section lies inside the file;
@@ -70,13 +67,6 @@ SECTION_DTYPES = {
     "samples": ("<u8",),
     "document_ends": ("<u4", "<u8"),
     "document_sources": ("<u2",),
-}
-
-RECYCLED = {  # dtype, entries of a key
-    "recycled_keys": ("<i4", 3),
-    "recycled_seen": ("<i4", 1),
-    "recycled_tokens": ("<i4", 4),
-    "recycled_weights": ("<f4", 4),
 }
 
 
@@ -132,7 +122,6 @@ class TrieHeader:
     segments: tuple[SegmentHeader, ...] = ()
     content_hash: str = ""  # over everything but `created`
     created: float = 0.0  # seconds since 1970; of the environment's SOURCE_DATE_EPOCH if that is set
-    recycled: tuple[Section, ...] = ()  # of earlier versions, see RECYCLED; none, or all
 
     @property
     def separator(self) -> int:
@@ -150,17 +139,12 @@ class TrieHeader:
     @property
     def sections(self) -> list[Section]:
         """All, in the order of the file."""
-        return [*(section for segment in self.segments for section in segment.sections), *self.recycled]
+        return [section for segment in self.segments for section in segment.sections]
 
     @property
     def version(self) -> int:
         """Version of the file's format."""
         return VERSIONS[any(section.name == "first" and not section.entries for section in self.sections)]
-
-    @property
-    def recycled_keys(self) -> int:
-        """Keys of the runner-up tokens that an earlier version has written."""
-        return self.recycled[1].entries if self.recycled else 0
 
     @property
     def branches(self) -> int:
@@ -261,15 +245,13 @@ def check_crc(path: Path, section: Section, crc: int) -> None:
 
 def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
     """Every section known, in order, aligned, inside the file, and of dtype and length that the others imply."""
-    dtypes = {**SECTION_DTYPES, **{name: (dtype,) for name, (dtype, _) in RECYCLED.items()}}
-    sets = [(segment.sections, [*SECTION_DTYPES]) for segment in header.segments]
-    sets += [(header.recycled, [*RECYCLED])] if header.recycled else []
     end = PREAMBLE.size
-    for sections, names in sets:
-        if [s.name for s in sections] != names:
-            raise TrieFormatError(f"{path}: sections {[s.name for s in sections]}, expected {names}. Rebuild.")
-        for section in sections:
-            if section.dtype not in dtypes[section.name]:
+    for segment in header.segments:
+        names = [section.name for section in segment.sections]
+        if names != [*SECTION_DTYPES]:
+            raise TrieFormatError(f"{path}: sections {names}, expected {[*SECTION_DTYPES]}. Rebuild.")
+        for section in segment.sections:
+            if section.dtype not in SECTION_DTYPES[section.name]:
                 raise TrieFormatError(f"{path}: section {section.name} has dtype {section.dtype!r}. Rebuild.")
             if not end <= section.offset < end + ALIGNMENT or section.offset % ALIGNMENT or section.end > end_of_sections:
                 raise TrieFormatError(
@@ -277,11 +259,6 @@ def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
                     f"of {end_of_sections} bytes. Rebuild."
                 )
             end = section.end
-    for section in header.recycled:
-        entries = header.recycled_keys * RECYCLED[section.name][1]
-        if section.entries != entries:
-            raise TrieFormatError(f"{path}: section {section.name} has {section.entries} entries, not {entries}. Rebuild.")
-    for segment in header.segments:
         by_name = {s.name: s for s in segment.sections}
         counted = not by_name["first"].entries and not stores_first(by_name["suffixes"].entries, header.vocab_size)
         expected = {
@@ -307,10 +284,7 @@ def _check_bounds(path: Path, header: TrieHeader, end_of_sections: int) -> None:
 
 def packed_header(header: TrieHeader) -> bytes:
     """Pack the header as it stands at the end of the file."""
-    fields = dataclasses.asdict(header)
-    if not header.recycled:  # a file without any is the same as before there were such
-        del fields["recycled"]
-    return bytes(msgpack.packb(fields, unicode_errors="replace"))  # names of files need not be text
+    return bytes(msgpack.packb(dataclasses.asdict(header), unicode_errors="replace"))  # names of files need not be text
 
 
 def _made(kind: type[Made], fields: Mapping[str, Any]) -> Made:
@@ -322,12 +296,13 @@ def _made(kind: type[Made], fields: Mapping[str, Any]) -> Made:
 
 def _unpack(packed: bytes) -> TrieHeader:
     fields = msgpack.unpackb(packed)
+    if "recycled" in fields:
+        raise ValueError("it holds runner-up tokens, as an earlier version wrote them")
     fields["sources"] = tuple(_made(Source, s) for s in fields["sources"])
     fields["segments"] = tuple(
         _made(SegmentHeader, {**s, "sections": tuple(_made(Section, section) for section in s["sections"])})
         for s in fields["segments"]
     )
-    fields["recycled"] = tuple(_made(Section, section) for section in fields.get("recycled", ()))
     header = _made(TrieHeader, fields)
     sections = header.sections
     integers = [header.vocab_size, header.depth]

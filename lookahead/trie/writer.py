@@ -89,7 +89,7 @@ class TrieWriter:
 
     def finish(self, header: TrieHeader) -> TrieHeader:
         """Write the header, then the first bytes. Returns the header as written, with sections, hash and time."""
-        header = dataclasses.replace(header, segments=tuple(self.segments), recycled=(), created=self._created)
+        header = dataclasses.replace(header, segments=tuple(self.segments), created=self._created)
         header = dataclasses.replace(header, content_hash=content_hash(header))
         packed = packed_header(header)
         if len(packed) > MAX_HEADER_BYTES:

@@ -1,7 +1,6 @@
 """What the model almost said: the best few scores, and the table they come into."""
 
 import dataclasses
-import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,10 +20,8 @@ from lookahead.forward.scores import Scores
 from lookahead.models.probe import probed
 from lookahead.step.best_tokens import BLOCK, best_few
 from lookahead.token_documents import TokenDocument, TokenizerIdentity
-from lookahead.trie.build import append_trie, build_trie
+from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
-from lookahead.trie.merge import merge_tries
-from lookahead.trie.prune import prune_trie
 from tests.support.jobs import MODEL
 
 
@@ -172,33 +169,9 @@ def test_of_given_answers_nothing_is_recycled(tiny_model):
 
 
 # ---- the file, the commands
-def test_trie_with_runner_up_tokens_of_an_earlier_version_is_read_and_rewritten_without_them(cli, tmp_path):
-    stored = tmp_path / "stored.trie"
-    shutil.copy(Path(__file__).parents[1] / "trie" / "runner_up_tokens.trie", stored)
-    shown = cli("inspect-trie", stored, "--json", "--verify").json
-    assert (shown["recycled"], shown["tokens"]) == ({"keys": 2, "top": []}, 7)
-    assert "2 keys of an earlier version" in cli("inspect-trie", stored).out
-    drafter = Drafter([Trie(stored)])
-    assert len(drafter.recycled) == 0
-    assert drafter.start([1, 2]).draft().token_ids[1] in (3, 5)
-    prune_trie(stored, tmp_path / "pruned.trie", max_tokens=100)
-    merge_tries([stored, stored], tmp_path / "merged.trie")
-    append_trie(TokenDocument(np.array([5, 6], np.int32), "b"), stored, TokenizerIdentity(10))
-    for path in tmp_path.glob("*.trie"):
-        Trie(path).verify()
-        assert b"recycled" not in path.read_bytes()
-
-
-def test_damaged_runner_up_tokens_of_an_earlier_version_are_found(tmp_path):
-    whole = (Path(__file__).parents[1] / "trie" / "runner_up_tokens.trie").read_bytes()
-    damaged = tmp_path / "damaged.trie"
-    damaged.write_bytes(whole)
-    for section in Trie(damaged).header.recycled:
-        changed = bytearray(whole)
-        changed[section.offset + 3] ^= 1
-        damaged.write_bytes(changed)
-        with pytest.raises(TrieFormatError, match=section.name):
-            Trie(damaged).verify()
+def test_trie_with_runner_up_tokens_of_an_earlier_version_is_refused_with_what_to_do():
+    with pytest.raises(TrieFormatError, match=r"it holds runner-up tokens, as an earlier version wrote them\)\. Rebuild\."):
+        Trie(Path(__file__).parents[1] / "trie" / "runner_up_tokens.trie")
 
 
 def test_job_drafts_from_runner_up_tokens_unless_it_is_told_not_to(cli, tmp_path):
