@@ -37,7 +37,7 @@ from lookahead.token_documents import OUTPUTS, TokenDocument
 
 INVALID = "invalid_row"  # the type of an error that is the row's own fault
 RESERVE = 1 << 16  # bytes kept on the disk for the last manifest of a run, at least
-SAVING = b'{"saving":'  # begins the line among kept answers that notes that they are being saved, see learned.py
+SAVING = b'{"saving":'  # begins the line among kept answers that notes that they are being saved, see forget_saved
 MOST = 1 << 53  # of any number in a journal
 COUNTS = ("prompt_tokens", "tokens", "first_tokens", "steps", "draft_tokens", "accepted_tokens", "seconds")
 
@@ -143,36 +143,7 @@ def rewrite(files: JobFiles, kept: Iterable[tuple[int, int]]) -> None:
             new.write(old.read(end - start))
 
 
-class AnswerStore:
-    """Store that rows are written to. These are the methods of one that nothing outlasts: it holds no earlier run's answers."""
-
-    totals: JobTotals
-
-    def save(self) -> None:
-        """Make what is written outlast a loss of power."""
-
-    def finish(self, in_order: bool) -> None:
-        """All rows are there: put them where they belong."""
-
-    def learned(self) -> Iterable[TokenDocument]:
-        """Kept answers that are not known to be in the trie."""
-        return ()
-
-    def half_saved(self) -> tuple[int, Callable[[], Iterable[TokenDocument]]] | None:
-        """(copies noted, documents) of an earlier run that may have added them to the trie."""
-        return None
-
-    def note_saving(self, copies: int) -> None:
-        """All documents are about to be added to a trie that holds that many copies of them."""
-
-    def forget_half_saved(self) -> None:
-        """They are in the trie."""
-
-    def forget_learned(self) -> None:
-        """All are in the trie."""
-
-
-class Journal(AnswerStore):
+class Journal:
     """Writes rows, each at once, and how the job is doing; in the context of its lock. totals: of rows done before, too."""
 
     def __init__(
@@ -242,7 +213,7 @@ class Journal(AnswerStore):
             raise LookaheadError(f"{error} The rows are safe: make room, then run the same command with --resume.") from error
 
     def finish(self, in_order: bool) -> None:
-        """JSON lines of another file stay while rows may be tried again."""
+        """All rows are there: put them where they belong. JSON lines of another file stay while rows may be tried again."""
         self._lock.check()
         if in_order and not self._ascending:
             rows = sorted((row.number, row.start, row.end) for row in positions(self.files))
@@ -261,13 +232,23 @@ class Journal(AnswerStore):
         """The answers that were kept, each once: a row that a kill cut short was written again."""
         return _documents(_whole_lines(self.files.learned)) if self.files.learned.exists() else iter(())
 
-    def half_saved(self) -> tuple[int, Callable[[], Iterator[TokenDocument]]] | None:
-        if (last := self._last_saving()) is None:
-            return None
-        number, line = last
-        return int(json.loads(line)["saving"]), lambda: _documents(islice(_whole_lines(self.files.learned), number))
+    def forget_saved(self, copies_of: Callable[[Iterable[TokenDocument]], int]) -> None:
+        """Forget answers that a run has added to the trie before it was killed: it holds more copies than were noted then."""
+        lines = enumerate(_whole_lines(self.files.learned)) if self._learned is not None else ()
+        notes = [(number, line) for number, line in lines if line.startswith(SAVING)]
+        if not notes:
+            return
+        number, line = notes[-1]
+        if copies_of(_documents(islice(_whole_lines(self.files.learned), number))) <= json.loads(line)["saving"]:
+            return
+        with replacing(self.files.learned) as new:
+            new.writelines(islice(_whole_lines(self.files.learned), number + 1, None))
+        assert self._learned is not None
+        uninterrupted(self._learned.close)
+        self._learned = _opened(self.files.learned)
 
     def note_saving(self, copies: int) -> None:
+        """The answers are about to be added to a trie that holds that many copies of them."""
         assert self._learned is not None
         try:
             _append_bytes(self._learned, SAVING + b" %d}\n" % copies)
@@ -275,22 +256,8 @@ class Journal(AnswerStore):
         except OSError as error:
             raise self._failed(error) from error
 
-    def forget_half_saved(self) -> None:
-        last = self._last_saving()
-        assert last is not None
-        assert self._learned is not None
-        with replacing(self.files.learned) as new:
-            new.writelines(islice(_whole_lines(self.files.learned), last[0] + 1, None))
-        uninterrupted(self._learned.close)
-        self._learned = _opened(self.files.learned)
-
     def forget_learned(self) -> None:
         remove(self.files.learned)
-
-    def _last_saving(self) -> tuple[int, bytes] | None:
-        """The line that notes a beginning save, and its number from 0; None if there is none."""
-        notes = [each for each in enumerate(_whole_lines(self.files.learned)) if each[1].startswith(SAVING)]
-        return notes[-1] if notes else None
 
     def __enter__(self) -> Journal:
         return self

@@ -14,7 +14,7 @@ import functools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from lookahead.files.outputs import ANY_TRIE, JOURNAL, LEARNED, MANIFEST, METRIC
 from lookahead.job.events import JobEvents
 from lookahead.job.fields import KEEP, is_template_file
 from lookahead.job.inputs import RowCount
-from lookahead.job.journal import AnswerStore, Done, FinishedRow, Journal, read_done
+from lookahead.job.journal import Done, FinishedRow, Journal, read_done
 from lookahead.job.lock import JobFiles, OutputLock
 from lookahead.job.manifest import Manifest, began, describe, read_manifest, resumed, sampled
 from lookahead.job.params import Request
@@ -295,7 +295,7 @@ def requests_left(plan: JobPlan, names: Sequence[str], done: Done | None) -> tup
     return left_to_do(without_duplicates(wanted), plan.shard, answered), most
 
 
-class Stream(AnswerStore):
+class Stream:
     """Writes rows at once and without a way to resume, such as to stdout or a device. learn: keep the answers."""
 
     def __init__(self, file: IO[str], name: str, learn: bool = False):
@@ -311,6 +311,10 @@ class Stream(AnswerStore):
         if self._file is not sys.stdout:
             with contextlib.suppress(OSError):  # what could not be written was reported then
                 self._file.close()
+
+    def save(self) -> None: ...
+
+    def finish(self, in_order: bool) -> None: ...
 
     def learned(self) -> list[TokenDocument]:
         return self._learned
@@ -333,7 +337,7 @@ class Stream(AnswerStore):
 
 
 def save_learned(
-    output: AnswerStore,
+    output: Journal | Stream,
     path: str,
     identity: TokenizerIdentity,
     model: str,
@@ -343,15 +347,14 @@ def save_learned(
     """Add the answers that `output` has kept to the trie at `path`, or make it. If that fails, the next run adds them."""
     from lookahead.trie.build import append_trie, build_trie
 
-    before = output.half_saved()
-    if before is not None and copies_in(path, before[1]) > before[0]:
-        output.forget_half_saved()
-
     def documents() -> Iterable[TokenDocument]:
         return (dataclasses.replace(document, source=source) for document in output.learned())
 
+    if isinstance(output, Journal):
+        output.forget_saved(functools.partial(copies_in, path))
     while next(iter(output.learned()), None) is not None:
-        output.note_saving(copies_in(path, output.learned))
+        if isinstance(output, Journal):
+            output.note_saving(copies_in(path, output.learned()))
         with contextlib.suppress(FileExistsError):  # made by another job meanwhile: then it is added to
             if Path(path).exists():
                 append_trie(documents(), path, identity, resources)
@@ -362,25 +365,11 @@ def save_learned(
     output.forget_learned()
 
 
-def copies_in(path: str, documents: Callable[[], Iterable[TokenDocument]]) -> int:
+def copies_in(path: str, documents: Iterable[TokenDocument]) -> int:
     """Return how many segments of a trie end in these documents; 0 if there is no trie."""
     if not Path(path).exists():
         return 0
     trie = Trie(path)
-    length = sum(len(document.token_ids) + 1 for document in documents() if len(document.token_ids))
-    found = 0
-    for segment in trie.segments:
-        begin = len(segment.tokens) - length
-        found += begin >= 0 and _stands_at(segment.tokens, begin, documents(), trie.header.separator)
-    return found
-
-
-def _stands_at(tokens: np.ndarray, begin: int, documents: Iterable[TokenDocument], separator: int) -> bool:
-    for document in documents:
-        end = begin + len(document.token_ids)
-        if end == begin:
-            continue  # it is in no trie
-        if tokens[end] != separator or not np.array_equal(tokens[begin:end], document.token_ids):
-            return False
-        begin = end + 1
-    return True
+    ids = [part for each in documents if len(each.token_ids) for part in (each.token_ids, [trie.header.separator])]
+    end = np.concatenate(ids) if ids else np.empty(0)
+    return sum(np.array_equal(segment.tokens[-len(end) :], end) for segment in trie.segments)
