@@ -7,9 +7,9 @@ import datetime
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lookahead.corpus.answers import messages_of
 from lookahead.decode.limits import check_samples
@@ -26,6 +26,11 @@ from lookahead.job.progress import JobTotals
 from lookahead.job.rows import Request, local_time, messages_asked, prompts_of, sampling_of
 from lookahead.token_documents import LEFT_CONTEXT
 
+if TYPE_CHECKING:
+    from lookahead.decode.engine import DecodingEngine
+    from lookahead.engines.foreign import ForeignEngine
+
+Engine: TypeAlias = "DecodingEngine | ForeignEngine"
 FAULTS, FAULTY_BATCHES = 100, 4  # that many rows, and of that many batches, fail one after the other: then the job ends
 SAMPLES_IN_TURN = 8  # of one row that begin before the next rows have their turn
 MANY_AT_ONCE = 4  # rows that have begun with more samples than that
@@ -33,22 +38,6 @@ END: Literal["end"] = "end"  # no more requests
 Write = Callable[[FinishedRow], None]
 Stopped = Callable[[], bool]
 NO_TEXT = 'the model has no tokenizer, and OpenAI lines are answered in text: give rows of "prompt_ids".'
-
-
-class Engine(Protocol):
-    """Interface of what decodes requests, see `decode.engine.DecodingEngine`. target: has the model's name and longest_text, in
-    tokens.
-    """
-
-    batch_size: int
-
-    @property
-    def target(self) -> Any: ...
-
-    @property
-    def request(self) -> Callable[..., Generation]: ...
-
-    def run(self, generations: Iterable[Generation | None], stopped: Callable[[], bool]) -> Generator[Generation]: ...
 
 
 @dataclasses.dataclass(frozen=True)

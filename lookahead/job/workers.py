@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from lookahead.budget.speedup import Speedup, total
 from lookahead.cluster.connect import connected
@@ -141,24 +141,6 @@ class Worker:
                 engine.drafter.remember(self._heard.get_nowait())
 
 
-class WorkerHandle(Protocol):
-    """A worker, seen from here. The future raises what it raises if the worker is lost; dismiss ends it in any state."""
-
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]: ...
-
-    def dismiss(self) -> None: ...
-
-
-class WorkerFactory(Protocol):
-    """Starts workers, numbered from 0: `size` of them, and others instead of those that are lost."""
-
-    size: int
-
-    def start(self, number: int) -> WorkerHandle: ...
-
-    def close(self) -> None: ...
-
-
 @dataclasses.dataclass
 class _WorkerState:
     """A worker at work. heard: how much of what all have emitted it has received, or emitted itself. retries: it answers rows
@@ -166,7 +148,7 @@ class _WorkerState:
     """
 
     number: int
-    handle: WorkerHandle
+    handle: _LocalWorker | _RayWorker
     tasks: dict[int, Task] = dataclasses.field(default_factory=dict)  # by number of the request
     retries: bool = False
     report: Report = dataclasses.field(default_factory=Report)
@@ -179,9 +161,12 @@ class _WorkerState:
 
 
 class WorkerPool:
-    """The workers of a job; they end with the context. learn: what one emits the others draft from."""
+    """The workers of a job; they end with the context. learn: what one emits the others draft from.
 
-    def __init__(self, factory: WorkerFactory, learn: bool = True):
+    factory: starts workers, numbered from 0: `size` of them, and others instead of those that are lost.
+    """
+
+    def __init__(self, factory: LocalWorkers | RayWorkers, learn: bool = True):
         self._factory, self._learn = factory, learn
         self._workers = [_WorkerState(number, factory.start(number)) for number in range(factory.size)]
         self._emitted: collections.deque[tuple[_WorkerState, Emitted]] = collections.deque(maxlen=REMEMBERED)
@@ -305,7 +290,7 @@ class LocalWorkers:
         self._gpus = torch.cuda.device_count() if settings.model.device in (None, "auto", "cuda") else 0
         self._threads = max(1, min(torch.get_num_threads(), usable_cores()) // size)
 
-    def start(self, number: int) -> WorkerHandle:
+    def start(self, number: int) -> _LocalWorker:
         placed: dict[str, Any] = {"device": f"cuda:{number % self._gpus}"} if self._gpus else {}
         model = dataclasses.replace(self._settings.model, **placed)
         worker = _LocalWorker()
@@ -369,6 +354,8 @@ def _call(act: str | Callable[..., Any], *arguments: Any) -> Any:
 
 
 class _LocalWorker(OwnProcess):
+    """A worker, seen from here. The future raises what it raises if the worker is lost; dismiss ends it in any state."""
+
     def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Future[Report]:
         return self.call("exchange", requests, heard)
 
@@ -388,7 +375,7 @@ class RayWorkers:
         self._cores = 1 if gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], self.size)
         self._arguments = settings, options, 0 if gpus else self._cores
 
-    def start(self, number: int) -> WorkerHandle:
+    def start(self, number: int) -> _RayWorker:
         actor = self._ray.remote(WorkerOnNode).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
         return _RayWorker(self._ray, actor.remote(*self._arguments))
 

@@ -24,7 +24,7 @@ from lookahead.job.progress import JobTotals
 from lookahead.job.rows import Request, parse_row
 from lookahead.job.runner import JobOptions, run_rows
 from lookahead.job.setup import EngineSettings
-from lookahead.job.workers import Emitted, Report, Worker, WorkerHandle, WorkerPool, cores_each
+from lookahead.job.workers import Emitted, Report, Worker, WorkerPool, cores_each
 from lookahead.models.options import ModelOptions
 from lookahead.token_documents import TokenizerIdentity
 from lookahead_cli.app import run
@@ -67,7 +67,7 @@ class PlayedWorkers:
         self.started: list[Played] = []
         self.closed = False
 
-    def start(self, number: int) -> WorkerHandle:
+    def start(self, number: int) -> Played:
         self.started.append(Played(self, number))
         return self.started[-1]
 
