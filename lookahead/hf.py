@@ -239,9 +239,7 @@ def of_row(thing: Any, row: int, rows: int) -> Any:
 
 
 def _of_prompt(values: Any, row: int, rows: int) -> Any:
-    """Take the value of a row's prompt, where there is one for each; of a prompt come as many rows as num_return_sequences
-    gives.
-    """
+    """The value of a row's prompt, where there is one for each; num_return_sequences rows come of a prompt."""
     prompt = row * len(values) // rows
     return values[prompt : prompt + 1]
 

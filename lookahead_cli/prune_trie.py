@@ -95,9 +95,7 @@ def command(
 
 
 def _documents(names: Sequence[str], trie: Trie, tokenizer: Any | None, text_field: str | None) -> list[TokenDocument]:
-    """Read the documents of --drop-documents, as the trie's corpus was. A row that cannot be used is an error: its text would
-    stay.
-    """
+    """Documents of --drop-documents, read as the trie's corpus was. A row that cannot be used is an error: it would stay."""
     from lookahead.corpus.read import CorpusReport, expand, read_documents
 
     split = "paragraphs" if trie.header.options.get("split") == "paragraphs" else "file"

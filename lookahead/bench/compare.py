@@ -242,9 +242,7 @@ def core_seconds() -> tuple[float, float]:
 
 
 def share_waited(before: tuple[float, float]) -> float:
-    """Return the share of the time since then in which threads had work but waited: as what else the machine does took their
-    cores.
-    """
+    """Return the share of the time since then in which threads had work and waited, as other processes took their cores."""
     ran, waited = (max(0.0, now - then) for now, then in zip(core_seconds(), before, strict=True))
     return round(waited / (ran + waited), 4) if ran + waited else 0.0
 

@@ -68,9 +68,7 @@ class Contenders:
     sweep: bool = False
 
     def options(self, timed: bool) -> list[DraftOptions]:
-        """Return the options of each run. timed: what forwards cost is known. Raises UsageError for unknown
-        names and lengths.
-        """
+        """Options of each run. timed: what forwards cost is known. Raises UsageError for unknown names and lengths."""
         if self.sweep:
             return self._swept(timed)
         names = _strategies(self.strategy, STRATEGIES if timed else STRATEGIES[1:])

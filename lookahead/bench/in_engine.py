@@ -132,9 +132,7 @@ def settings_of(
 
 
 def bench_in_engine(bench: ModelBench, path: str, events: BenchEvents | None = None) -> tuple[list[Comparison], list[str]]:
-    """Bench as `on_model.bench_prompts` does. Raises LookaheadError if engine, model or a trie cannot be used, or no row be
-    answered.
-    """
+    """As `on_model.bench_prompts`. Raises LookaheadError if engine, model or a trie cannot be used, or no row be answered."""
     events, engine = events or BenchEvents(), bench.model.engine
     requests = list(islice(read_requests(path), bench.rows))
     opened = open_tries(bench.tries, bench.model)

@@ -176,9 +176,7 @@ def save_figure(figure: Any, path: str) -> None:
 
 
 def _draw(figure: Any, file: Any, kind: str, **options: Any) -> None:
-    """Draw a figure, with what stands beyond its border. A character that the font lacks is drawn as a box,
-    without a warning.
-    """
+    """Draw all of a figure, what is beyond its border too. A character that the font lacks is a box, without a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(file, format=kind, bbox_inches="tight", pad_inches=0.15, **options)
@@ -191,9 +189,7 @@ def head(figure: Any, title: str) -> None:
 
 
 def as_svg(figure: Any, name: str) -> str:
-    """Draw a figure for a page: an <svg> element without a ground, in the page's ink. name: keeps its parts apart from other
-    figures'.
-    """
+    """A figure for a page: an <svg> element without a ground, in the page's ink. name: keeps its ids apart from others'."""
     text = io.StringIO()
     with drawing().rc_context({"svg.hashsalt": name}):
         _draw(figure, text, "svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -282,9 +278,7 @@ def sweep_figure(comparisons: Sequence[Comparison]) -> Any:
 
 
 def replay_sweep_figure(replays: Sequence[WorkloadReplay]) -> Any:
-    """Plot for each grid EDL as a map and as lines along both lengths, draft tokens and draft time along the
-    decoding length.
-    """
+    """For each grid EDL as a map and along both lengths, draft tokens and draft time along the decoding length."""
     parts = [
         (f"{in_one_line(each.workload)}: {each.strategy}, {each.start}", partial(_draw_edl, each)) for each in grids(replays)
     ]

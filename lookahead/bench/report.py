@@ -257,9 +257,7 @@ def _draw_lengths(axis: Any, record: JobRecord, of: str) -> None:
 
 
 def _draw_seconds(axis: Any, record: JobRecord, of: str) -> None:
-    """By prompt length also names of the slowest rows: answers often have one length, so that names would be on top of each
-    other there.
-    """
+    """By prompt length also names of the slowest rows; by answer length, often the same for many, they would overlap."""
     rows = [row for row in record.rows if row.seconds is not None and row.counts.steps]
     _points(axis, [row.length(of) for row in rows], [row.seconds for row in rows], BLUE)
     for row in record.slowest(NAMED) if of == "prompt" else ():

@@ -51,9 +51,7 @@ class FilePart:
 
 @dataclasses.dataclass
 class CorpusReport:
-    """Report of what was read. problems: the first ten. bytes: of the files, packed or not. requests: rows whose prompts were
-    taken.
-    """
+    """What was read. problems: the first ten. bytes: of the files, packed or not. requests: rows whose prompts were taken."""
 
     rows: int = 0
     bad: int = 0

@@ -222,9 +222,7 @@ def pieces_of(file: IO[str], kind: str, split: str) -> Iterator[str]:
 
 
 def html_text(page: str) -> str:
-    """Return what a reader of the page sees, but for scripts and styles: blocks apart by an empty line, white space as one
-    space.
-    """
+    """What a reader of the page sees, without scripts and styles: an empty line between blocks, white space as one space."""
     parser = _Page()
     parser.feed(page)
     parser.close()

@@ -355,9 +355,7 @@ def _patterns_in(schema: Any) -> Iterator[str]:
 
 
 def _first_line(error: object) -> str:
-    """The text of an error of llguidance, on one line and without a full stop: of a regular expression's, what is wrong
-    there.
-    """
+    """An error of llguidance on one line and without a full stop: of a regular expression's, what is wrong there."""
     text = str(error)
     if "regex parse error" in text and "error: " in text:
         text = "regex parse error: " + text.rsplit("error: ", 1)[1].split("\n")[0]

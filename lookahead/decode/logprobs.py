@@ -17,9 +17,7 @@ AT_ONCE = 64  # rows that are taken to float32 together
 
 @dataclasses.dataclass(frozen=True)
 class TokenLogprobs:
-    """An emitted token's log-probability (natural logarithm), and (token id, log-probability) of the most probable,
-    descending.
-    """
+    """Log-probability (natural logarithm) of an emitted token; (token id, log-probability) of the most probable, descending."""
 
     token_id: int
     logprob: float

@@ -34,9 +34,7 @@ def text_of(tokenizer: Any, token_ids: Sequence[int]) -> str:
 
 
 class TokenTexts:
-    """Texts of single tokens, as they add to a text, blanks and special tokens included. Bytes of a part of a character are
-    replaced.
-    """
+    """Texts of single tokens, as they add to a text, blanks and special tokens included. Parts of characters are replaced."""
 
     def __init__(self, tokenizer: Any):
         self._decode = functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -11,9 +11,7 @@ MOST_LINKS = 16  # symbolic links on the way to a folder
 
 
 def cache_folder(kind: str) -> Path | None:
-    """Return where this user's files of a kind are kept: $LOOKAHEAD_CACHE/kind, else ~/.cache/lookahead/kind; None without a
-    home.
-    """
+    """Where this user's files of a kind are kept: $LOOKAHEAD_CACHE/kind, else ~/.cache/lookahead/kind; None: no home."""
     if own := os.environ.get("LOOKAHEAD_CACHE"):
         return Path(own) / kind
     base = os.environ.get("XDG_CACHE_HOME")

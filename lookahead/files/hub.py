@@ -44,9 +44,7 @@ def gguf_in(name: str) -> tuple[str, str]:
 
 
 def located(name: str, wanted: str, revision: str | None = None) -> tuple[str, dict[str, Any]]:
-    """Return what `from_pretrained` of a name is called with: (folder or hub name, further arguments). Raises
-    as `check_name`.
-    """
+    """Arguments of `from_pretrained` for a name: (folder or hub name, further ones by name). Raises as `check_name`."""
     (repository, file), further = gguf_in(name), check_name(name, wanted, revision)
     if not file:
         return name, further

@@ -183,9 +183,7 @@ def here(
     events: JobEvents,
     adapter: str | None,
 ) -> tuple[OneEngine, JobOptions]:
-    """An engine in this process, and the job. peers: who shares its model. explained: rows whose steps are shown. adapter: of
-    the first row.
-    """
+    """An engine in this process, and the job. peers: share its model. explained: rows to show. adapter: of the first row."""
     if settings.model.adapter_names:
         events.with_spinner(lambda: check_adapters(settings.model), "Checking adapters ...")
     if peers:

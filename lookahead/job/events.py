@@ -29,9 +29,7 @@ class Events:
         return act()
 
     def observers(self, tokenizer: Any | None, rows: int, name: str = "") -> ObserverOf:
-        """Who receives the steps of each row, with option explain=rows. Raises UsageError where that is nobody. name: of a
-        replay.
-        """
+        """Receivers of the steps of each row, with option explain=rows. name: of a replay. Raises UsageError where none is."""
         raise UsageError("--explain: these events show no steps. Define observers(), see lookahead/job/events.py.")
 
 

@@ -59,9 +59,7 @@ class FinishedRow:
 
 @dataclasses.dataclass
 class Done:
-    """Work that a job has done: fingerprints of the requests by number, what their rows add up to, and their order in the
-    output.
-    """
+    """Work that a job has done. requests: their fingerprints by number. totals: of their rows."""
 
     requests: dict[int, bytes] = dataclasses.field(default_factory=dict)
     totals: JobTotals = dataclasses.field(default_factory=JobTotals)

@@ -153,9 +153,7 @@ def resumed(before: Manifest, now: Manifest, out: Path) -> Manifest:
 def fingerprint_model(
     name: str, revision: str | None, adapters: Mapping[str | None, str], tokenizer: str | None
 ) -> dict[str, str]:
-    """A fingerprint of each file of a model on this machine, of its adapters (adapter/..., adapter/NAME/...) and its tokenizer
-    (tokenizer/...).
-    """
+    """Fingerprints of a model's files on this machine, of its adapters (adapter/[NAME/]...) and tokenizer (tokenizer/...)."""
     found: dict[str, Path] = {}
 
     def add(prefix: str, folder: Path | None, names: Sequence[str], patterns: Sequence[str]) -> None:

@@ -80,9 +80,7 @@ def fields_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_body(body: dict[str, Any], chat: bool) -> dict[str, Any]:
-    """Return what is asked in addition to the prompt. Raises RowError for a key that is unknown or asks for what cannot be
-    done.
-    """
+    """What is asked in addition to the prompt. Raises RowError for a key that is unknown or cannot be honoured."""
     asked: dict[str, Any] = {}
     more: dict[str, Any] = {}
     if any(name in body for name in tools.KEYS) and (found := tools.tools_of(body)):

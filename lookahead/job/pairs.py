@@ -72,9 +72,7 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class JobSettings:
-    """Settings by which a job makes token ids of its prompts. inputs: its files of prompts. began: what its chat template may
-    write.
-    """
+    """What token ids of a job's prompts depend on. inputs: its files of prompts. began: its chat template may write that."""
 
     tokenizer: str | None = None
     chat: bool = False

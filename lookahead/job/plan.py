@@ -215,9 +215,7 @@ def _named_number(item: str) -> tuple[str, float]:
 
 
 def constraint_of(options: Constraints) -> Constraint | None:
-    """Return what answers must look like; None: anything. Raises UsageError for options, ConstraintError for files that are
-    wrong.
-    """
+    """What answers must be; None: anything. Raises UsageError for options, ConstraintError for files that are wrong."""
     from lookahead.decode.constraint import Constraint
 
     values = {name: getattr(options, name) for name in ("json_schema", "regex", "choice", "grammar")}

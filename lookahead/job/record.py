@@ -71,9 +71,7 @@ class RowRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Some rows of a job. name: their lengths, or how many were completed before. ended: seconds, and row_seconds: mean of
-    a row, if they are known.
-    """
+    """Some rows of a job. name: their lengths, or numbers as completed. row_seconds: mean of a row; None: unknown."""
 
     name: str
     rows: int
@@ -321,9 +319,7 @@ def _of_time(part: Part) -> tuple[str, ...]:
 
 
 def read_record(out: str) -> JobRecord:
-    """Read the record of the job that writes or wrote to `out`. Raises LookaheadError if there is none, or its rows hold no
-    counts.
-    """
+    """The job that writes or wrote to `out`. Raises LookaheadError if there is none, or its rows hold no counts."""
     files = JobFiles(Path(out))
     about = _of_manifest(files.manifest)
     if files.journal.exists():

@@ -68,9 +68,7 @@ class LoadedEngine:
     identity: TokenizerIdentity
 
     def notices(self, sampling: Sampling = GREEDY) -> list[str]:
-        """Return what a user should know of the model with `sampling`. Raises ModelError if its own sampling is wrong and
-        wanted.
-        """
+        """What a user should know of the model. Raises ModelError if `sampling` wants its own sampling, and that is wrong."""
         target = self.engine.target
         if sampling.sampling == "model":
             check_generation_config(target, self.tokenizer, Sampling(sampling="model"))

@@ -196,9 +196,7 @@ class Constraints(OptionGroup):
 
 @dataclass(frozen=True)
 class ScaleOut(OptionGroup):
-    """State how many rows are answered at once, on how many processes and devices. A shard answers other rows,
-    so it is another job.
-    """
+    """How many rows are answered at once, on how many processes and devices. A shard is another job: it has other rows."""
 
     CHANGES_ANSWERS = False
 
@@ -308,9 +306,7 @@ class JobSpec:
 
     @classmethod
     def of(cls, **options: Any) -> JobSpec:
-        """Make one of options by name, such as max_new_tokens=64. Raises UsageError for an unknown name or a
-        value that is none.
-        """
+        """Make one of options by name, such as max_new_tokens=64. Raises UsageError for an unknown name or a wrong value."""
         groups: dict[str, dict[str, Any]] = {group: {} for group in PANELS}
         for name, value in options.items():
             if name not in OPTIONS:

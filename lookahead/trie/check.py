@@ -28,9 +28,7 @@ UNSORTED = "suffixes are not sorted"
 
 
 def check_trie(trie: MappedTrie, workers: int = 1, pages: Pages | None = None) -> None:
-    """Read the whole file: checksums, zeros between sections, ids, document ends, sources, suffix order, first-token table,
-    samples, content hash. workers: threads.
-    """
+    """Read the whole file: see `Trie.verify`; also zeros between sections, ids. workers: threads."""
     format.check_gaps(trie.path, trie.mapped, trie.header)
     for section in trie.header.sections:  # a damaged one is called so, regardless of other errors
         collections.deque(checked_section(trie, section, pages), 0)

@@ -65,9 +65,7 @@ def overview(trie: Trie, deepest: int = 8, most: int = 10, resources: BuildResou
 
 
 def begins_documents(trie: Trie, branch: list[int]) -> bool:
-    """Tell whether most occurrences of a branch begin where a document keeps the last tokens of its prompt (a
-    chat template).
-    """
+    """Tell whether most occurrences of a branch begin in the tokens of a prompt that documents keep (a chat template)."""
     found = total = 0
     for segment, (low, high) in zip(trie.segments, trie.match(branch).ranges, strict=True):
         step = max(1, (high - low) // SEEN)

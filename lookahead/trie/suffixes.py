@@ -264,9 +264,7 @@ def compare_suffixes(tokens, separator, a, b, shared, depth):
 
 @kernel
 def count_before(tokens, separator, positions, splitter, equal_too, depth):
-    """Return how many of the sorted `positions` have a text that sorts before that at `splitter`, or equals
-    it if `equal_too`.
-    """
+    """Count the sorted `positions` whose text sorts before that at `splitter`, or equals it if `equal_too`."""
     low, high = 0, len(positions)
     while low < high:
         middle = (low + high) >> 1
