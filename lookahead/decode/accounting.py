@@ -102,11 +102,6 @@ class Accounting:
         self._at: float | None = None  # clock reading up to which `plain` has the seconds of the run
 
     @property
-    def _sources(self) -> Sources | None:
-        """Of the user's own."""
-        return getattr(self.drafter, "sources", None)
-
-    @property
     def speedup(self) -> Speedup | None:
         """Speedup of all runs so far over plain decoding; None if nothing else was done."""
         if self.drafter.options.strategy == "off":
@@ -217,7 +212,12 @@ class Accounting:
             self._of_rows += self._usual["prefill"].of(times.drafting)
         if not only_decodes:
             return
-        self._time_plain_steps(len(rows), active, seconds, follows)
+        # For the speedup, plain steps are timed in a plain run: one alone behind a drafted step takes longer.
+        was_plain, self._was_plain = self._was_plain, not active
+        if active:
+            self.plain.next_block()
+        elif was_plain and follows:
+            self.plain.plain_step(len(rows), seconds)
         self._emitted += emitted
         if options.adaptive:
             if active:  # with its share of what drafts take once for each row
@@ -226,10 +226,15 @@ class Accounting:
                 seconds += emitted * self._of_rows / self._emitted - reading
             parts = batch.expected, seconds - choosing, times.accepted - times.drafted - choosing
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
-        if active:
-            self._learn_utility(batch, runner_up, seconds, emitted)
-        elif options.adaptive:
-            self._plain_left, self._plain_began = min(self.budget.plain_steps_left(len(rows)), AT_ONCE), times.accepted
+            if active:  # whether draft sources that take time of their own pay; with fixed lengths all are always used
+                found = batch.accepted_from("recycled"), seconds, emitted, len(batch)
+                self.drafter.recycled_utility.observe(runner_up, *found)
+            else:
+                self._plain_left, self._plain_began = min(self.budget.plain_steps_left(len(rows)), AT_ONCE), times.accepted
+        sources: Sources | None = getattr(self.drafter, "sources", None)  # of the user's own
+        if active and sources:
+            counts = [batch.accepted_from(name) for name in sources.names]
+            sources.observe_step(counts, seconds, emitted, len(batch), self.target.agreed)
 
     def _note_plain_steps(self) -> None:
         """Count the steps whose time `record` has only summed up, as it takes a twentieth of a small model's step."""
@@ -244,22 +249,3 @@ class Accounting:
         self.plain.plain_step(rows, seconds, steps)
         self._emitted += rows * steps
         self.budget.observe(rows, rows, rows, 0.0, (seconds - choosing) / steps, forward / steps, False, steps)
-
-    def _time_plain_steps(self, rows: int, active: bool, seconds: float, follows: bool) -> None:
-        """Time plain steps for the speedup, as long as they are in a plain run: one alone behind a drafted step takes longer.
-        follows: the step before was one of the same rows.
-        """
-        was_plain, self._was_plain = self._was_plain, not active
-        if active:
-            self.plain.next_block()
-        elif was_plain and follows:
-            self.plain.plain_step(rows, seconds)
-
-    def _learn_utility(self, batch: StepBatch, runner_up: float, seconds: float, emitted: int) -> None:
-        """Learn whether draft sources that take time of their own pay. With fixed lengths all are always used."""
-        if self.drafter.options.adaptive:
-            found = batch.accepted_from("recycled"), seconds, emitted, len(batch)
-            self.drafter.recycled_utility.observe(runner_up, *found)
-        if self._sources:
-            counts = [batch.accepted_from(name) for name in self._sources.names]
-            self._sources.observe_step(counts, seconds, emitted, len(batch), self.target.agreed)

@@ -76,7 +76,7 @@ class Allowed(LogitsProcessor):
     def in_time(self, token: int) -> int:
         """Return `Guide.in_time`'s token, unless another processor rules it out; the end of the answer always wins."""
         end = self._guide.in_time(token)
-        refused = self._scores is not None and not self._guide.ends_with(end) and self._scores[0, end] == -torch.inf
+        refused = self._scores is not None and end not in self._guide.eos and self._scores[0, end] == -torch.inf
         return token if refused else end
 
 

@@ -176,7 +176,7 @@ class Guide:
     """Follows one answer. Made by `Grammars.guide`."""
 
     def __init__(self, matcher: LLMatcher, kind: str, eos_token_ids: frozenset[int], vocab_size: int, closing: Closing):
-        self._matcher, self._kind, self._eos, self._vocab_size = matcher, kind, eos_token_ids, vocab_size
+        self._matcher, self._kind, self.eos, self._vocab_size = matcher, kind, eos_token_ids, vocab_size
         self._closing = closing
         self._left = 0  # tokens that may still be emitted
         self._end = self._completion()  # one that was found: of the answer so far, or of an earlier part of it
@@ -202,24 +202,20 @@ class Guide:
         """The token to emit where `others`, what else the request asks for, rules out all that are allowed: the end of an
         answer that is complete. Raises ConstraintError if it is not, or cannot be ended.
         """
-        if self.is_complete and self._eos:
-            return min(self._eos)
+        if self.is_complete and self.eos:
+            return min(self.eos)
         raise ConstraintError(
             f"{self._kind} and {others or 'the scores of the model'}: no token is allowed by both, and the answer is not "
             "complete. Leave one of them out."
         )
 
-    def ends_with(self, token: int) -> bool:
-        """It is one of those that end any answer."""
-        return token in self._eos
-
     def settled(self, best: int) -> int | None:
         """The next token, as far as the best one tells: itself if it is allowed, the one that must come; else None."""
-        if best in self._eos and self._matcher.is_accepting():
+        if best in self.eos and self._matcher.is_accepting():
             return best
         if must := self._matcher.compute_ff_tokens():
             return must[0]
-        return best if best not in self._eos and self._matcher.validate_tokens([best]) == 1 else None
+        return best if best not in self.eos and self._matcher.validate_tokens([best]) == 1 else None
 
     def allowed(self) -> np.ndarray:
         """bool [vocab_size]: the tokens that may come next. Raises ConstraintError if there are none."""
@@ -231,7 +227,7 @@ class Guide:
 
     def in_time(self, token: int) -> int:
         """The token itself, or what must be emitted instead for the answer to be complete when there is no room left."""
-        if self._end is None or token in self._eos:
+        if self._end is None or token in self.eos:
             return token
         if self._left > LATE + 2 * self._longest_end and self._left % APART:
             return token
@@ -245,7 +241,7 @@ class Guide:
         if end is None or len(end) > self._left:
             return token
         self._end, self._ends = end, True
-        return end[0] if end else next(iter(self._eos), token)
+        return end[0] if end else next(iter(self.eos), token)
 
     def _end_from(self, known: list[int]) -> list[int] | None:
         """Return tokens that complete the answer: a known end if it still does, else a new one."""
@@ -256,21 +252,21 @@ class Guide:
         self._left -= 1
         if self._end and self._end[0] == token:
             self._end = self._end[1:]
-        self._ended = token in self._eos
+        self._ended = token in self.eos
         self._matcher.consume_token(token)
         if self._matcher.is_error():
             raise self._error()
-        return not self._eos and self._matcher.is_stopped()
+        return not self.eos and self._matcher.is_stopped()
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next, as far as that is certain."""
         if self._ends and self._end:
             return self._end
         tokens = self._matcher.compute_ff_tokens()[:MOST_FORCED]
-        if len(self._eos) == 1 and len(tokens) < MOST_FORCED:
+        if len(self.eos) == 1 and len(tokens) < MOST_FORCED:
             consumed = self._matcher.try_consume_tokens(tokens)
             if consumed == len(tokens) and self._matcher.is_stopped():
-                tokens = [*tokens, *self._eos]
+                tokens = [*tokens, *self.eos]
             self._matcher.rollback(consumed)
         return tokens
 
@@ -288,7 +284,7 @@ class Guide:
             while parents[path[-1]] > 0:
                 path.append(parents[path[-1]])
             path.reverse()
-            end = next((k for k, node in enumerate(path) if token_ids[node] in self._eos), len(path))
+            end = next((k for k, node in enumerate(path) if token_ids[node] in self.eos), len(path))
             good = self._matcher.validate_tokens([token_ids[node] for node in path[:end]]) if end else 0
             if good == end < len(path) and self._is_complete_with([token_ids[node] for node in path[:end]]):
                 good += 1

@@ -185,7 +185,9 @@ class DecodingEngine:
                 began, ended = self.target.now(), scheduler.retire()
                 if ended:
                     self.accounting.retired(ended, began)
-                if self._hands_over(scheduler.rows, ended, began - yielded):
+                streamed = any(row.generation.streamed for row in scheduler.rows)
+                # Processes that share a model yield at the same steps.
+                if ended or self.target.is_shared or streamed or began - yielded > AT_ONCE:
                     self.accounting.pause()
                     yield [row.generation for row in ended]
                     yielded = began
@@ -193,18 +195,13 @@ class DecodingEngine:
             scheduler.stop()
             self.accounting.end()
 
-    def _hands_over(self, rows: Sequence[RunningRow], ended: Sequence[RunningRow], seconds: float) -> bool:
-        """Tell whether `steps` yields, `seconds` after the last time. Processes that share a model yield at the same steps."""
-        shared, streamed = self.target.is_shared, any(row.generation.streamed for row in rows)
-        return bool(ended) or shared or streamed or seconds > AT_ONCE
-
     def _step(self, scheduler: Scheduler, slots: Slots) -> None:
         """Draft, verify all draft trees in one forward, accept, compact the KV cache. rows[k] is in slot k."""
         now, rows, batch, accounting = self.target.now, scheduler.rows, scheduler.batch, self.accounting
         began = now()
         prefilled = scheduler.prepare(self.prefill_chunk)
         number, drafts = accounting.begin_step(len(rows))
-        if not self.budget.is_measured and scheduler.all_decode and self.drafter.options.adaptive:
+        if not self.budget.is_measured and not scheduler.prefilling and self.drafter.options.adaptive:
             drafts = self._measure_costs(rows, slots)
             began = now()
         batch.propose(self.budget, number, drafts)

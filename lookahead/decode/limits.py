@@ -73,8 +73,8 @@ def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"sampling is {shown(value)}: it must be greedy or model.")
         elif name == "include_stop" and not isinstance(value, bool):
             raise UsageError(f"include_stop is {shown(value)}: it must be True or False.")
-        elif name == "constraint" and value is not None:
-            check_length(value.kind, value.text, CONSTRAINT_LENGTH)
+        elif name == "constraint" and value is not None and (length := len(value.text)) > CONSTRAINT_LENGTH:
+            raise UsageError(f"{value.kind} has {length} characters: at most {CONSTRAINT_LENGTH} are allowed.")
     if not all(entry for name in ("bad_words_ids", "bad_words", "stop") for entry in found.get(name, ())):
         raise UsageError("bad_words_ids, bad_words and stop must not hold empty entries.")
     return found
@@ -98,11 +98,6 @@ def check_size(name: str, entries: Any, most: int, unit: str, longest: int | Non
         raise UsageError(f"{name} has {len(entries)} {unit}: at most {most} are allowed.")
     if longest is not None and (length := max(map(len, entries), default=0)) > longest:
         raise UsageError(f"{name} has an entry of {length} {of_each}: at most {longest} are allowed.")
-
-
-def check_length(name: str, text: str, longest: int) -> None:
-    if len(text) > longest:
-        raise UsageError(f"{name} has {len(text)} characters: at most {longest} are allowed.")
 
 
 def shown(value: Any) -> str:

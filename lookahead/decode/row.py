@@ -122,12 +122,6 @@ class RunningRow:
             self.generation.complete = self.chooser.guide.is_complete
         self.drafts.finish()
 
-    def add(self, token_ids: Sequence[int]) -> None:
-        """These are emitted."""
-        generation = self.generation
-        for token in token_ids:
-            generation.add(token)
-
     def observe(self, batch: StepBatch, slot: int, accepted: Accepted) -> None:
         """Notify the observer of a decode step. accepted: what it emitted, which is a part of the answer already."""
         generation, names = self.generation, batch.drafter.source_names
@@ -181,8 +175,8 @@ def accept(rows: Sequence[RunningRow], batch: StepBatch, scores: Scores) -> list
     accepted = batch.accepted()
     for slot, row in enumerate(rows):
         if accepted[slot].token_ids:
-            if row.is_followed:
-                row.add(accepted[slot].token_ids)
+            for token in accepted[slot].token_ids if row.is_followed else ():
+                row.generation.add(token)
             if row.generation.observer and phases[slot] == DECODES:
                 row.observe(batch, slot, accepted[slot])
     note_logprobs(rows, scores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from transformers import LogitsProcessor
@@ -61,13 +61,8 @@ GREEDY = Sampling()
 
 def check_vocabulary(sampling: Sampling, vocab_size: int) -> None:
     """Raises UsageError for a token id that the model does not have, and for a bias that leaves no token."""
-    bad_words = itertools.chain.from_iterable(sampling.bad_words_ids)
-    named: list[tuple[str, Iterable[int]]] = [
-        ("stop_token_ids", sampling.stop_token_ids),
-        ("bad_words_ids", bad_words),
-        ("logit_bias", sampling.logit_bias),
-    ]
-    for name, ids in named:
+    named = {"stop_token_ids": sampling.stop_token_ids, "logit_bias": sampling.logit_bias}
+    for name, ids in {**named, "bad_words_ids": itertools.chain(*sampling.bad_words_ids)}.items():
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise UsageError(f"{name} holds token id {token}, outside the model's vocabulary of {vocab_size}.")

@@ -39,7 +39,7 @@ class Scheduler:
         self.slots = slots
         self._start, self._new_slots = start, new_slots
         self.batch, self._longest_text = batch, longest_text
-        self._prefilling = 0  # rows
+        self.prefilling = 0  # rows, in the step that was prepared
         self._queue: list[RunningRow] = []  # evicted when memory ran out
 
     def admit(self, waiting: Iterator[Generation | None], batch_size: int) -> Iterator[Generation]:
@@ -108,10 +108,10 @@ class Scheduler:
         """Set what each row does in the next step: decode, or prefill its next chunk, `most` tokens together, first come, first
         served. Returns tokens of chunks.
         """
-        if not self._prefilling:
+        if not self.prefilling:
             return 0
         left = most
-        self._prefilling = 0
+        self.prefilling = 0
         for slot, row in enumerate(self.rows):
             if row.prefilled is None:
                 assert self.slots
@@ -119,18 +119,13 @@ class Scheduler:
                 row.taken_over = row.prefilled or 0
             phase, chunk = row.next_input(left)
             self.batch.set_input(slot, phase, chunk)
-            self._prefilling += phase != DECODES
+            self.prefilling += phase != DECODES
             left -= 0 if chunk is None else len(chunk)
         return most - left
 
-    @property
-    def all_decode(self) -> bool:
-        """No row prefills in the step that was prepared."""
-        return not self._prefilling
-
     def _enter(self, row: RunningRow, slots: Slots) -> None:
         row.enter(slots, self.batch, self._longest_text)
-        self._prefilling += 1
+        self.prefilling += 1
 
     def _leave(self) -> None:
         """No row has a slot any more."""

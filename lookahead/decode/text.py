@@ -68,7 +68,7 @@ class TextStream:
         self.token_ids += token_ids
         before = self._closed
         for token in token_ids:
-            kind = self._kind(token)
+            kind = self.kind(token)
             if kind != "nothing":
                 self._tail.append(token)
             if kind == "text":
@@ -117,11 +117,7 @@ class TextStream:
                 return
             size *= 2
 
-    def is_hidden(self, token: int) -> bool:
-        """No text shows it."""
-        return self._kind(token) == "nothing"
-
-    def _kind(self, token: int) -> Kind:
+    def kind(self, token: int) -> Kind:
         """Classify a token: no text at all, a byte, or text regardless of its neighbours."""
         if token not in self._kinds:
             name = self.tokenizer.convert_ids_to_tokens(token)
@@ -146,7 +142,7 @@ class StopTexts:
         stream = self._stream
         searched = self._before + stream.push([token])
         self._before = searched[max(0, len(searched) - self._longest) :]
-        if stream.is_hidden(token):
+        if stream.kind(token) == "nothing":
             return stream.tokenizer.convert_ids_to_tokens(token) in self._texts
         return found_in(searched + stream.pending, self._texts) and found_in(
             text_of(stream.tokenizer, stream.token_ids), self._texts
