@@ -23,7 +23,7 @@ def is_text(value: Any) -> bool:
 
 def token_ids_of(value: Any, name: str) -> tuple[int, ...]:
     """7 -> (7,); [7, 8] -> (7, 8), also of an array. Raises UsageError for anything but token ids."""
-    return tuple(map(_as_int, _several(value, name, _is_id, "a token id or a list of them", int)))
+    return tuple(int(each.__index__()) for each in _several(value, name, _is_id, "a token id or a list of them", int))
 
 
 def id_lists_of(value: Any, name: str) -> tuple[tuple[int, ...], ...]:
@@ -71,10 +71,6 @@ def _is_id(value: Any) -> bool:
         return False
     plain = value.item() if hasattr(value, "item") else value  # of an array library, whose booleans have an index, too
     return not isinstance(plain, bool | float) and hasattr(plain, "__index__")
-
-
-def _as_int(value: Any) -> int:
-    return int(value.__index__())
 
 
 def _refuse(name: str, value: Any, wanted: str) -> NoReturn:

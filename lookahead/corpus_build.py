@@ -23,7 +23,7 @@ from lookahead.errors import CorpusError, LookaheadError, TrieFormatError, Usage
 from lookahead.files.atomic import reason
 from lookahead.files.folders import cache_folder
 from lookahead.files.hub import tokenizer_of_trie
-from lookahead.files.outputs import kind_of
+from lookahead.files.outputs import TRIE, kind_of
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.trie import format
 from lookahead.trie.build import append_trie, build_trie
@@ -75,7 +75,12 @@ class CorpusBuild:
     """
 
     def __init__(self, spec: BuildSpec, threads: int = 0, ray: str | None = None):
-        _check(spec, ray)
+        if (spec.out is None) == (spec.append is None):
+            raise UsageError("give either -o OUT.trie (a new trie) or --append F.trie (an existing one).")
+        if spec.append is not None and ray:
+            raise UsageError("--ray does not go with --append: build a trie of its own, then lookahead merge-tries.")
+        if spec.append is not None and spec.min_count > 1:
+            raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")
         self._threads, self._ray = threads, ray
         self.before = Trie(spec.append) if spec.append is not None else None
         self.spec = spec if self.before is None else _as_before(spec, self.before)
@@ -143,7 +148,7 @@ def open_trie(path: str | Path, tokenizer: Callable[[], tuple[Any | None, str]])
     Raises LookaheadError for a trie that cannot be used, and for a corpus without a row that can be.
     """
     name, stem = str(path), Path(path).name.split(".")[0] or "corpus"
-    if kind_of(name) not in SUFFIXES or not Path(path).is_file() or _is_trie(Path(path)):
+    if kind_of(name) not in SUFFIXES or not Path(path).is_file() or TRIE.matches(Path(path)):
         return Trie(path)
     loaded, whose = _whose(name, *tokenizer())
     digest = hashlib.sha256(f"{whose.fingerprint} {whose.vocab_size} {__version__} {format.VERSIONS} ".encode())
@@ -170,12 +175,6 @@ def open_trie(path: str | Path, tokenizer: Callable[[], tuple[Any | None, str]])
     return Trie(kept)
 
 
-def _is_trie(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(len(format.MAGIC)) == format.MAGIC
-    return False
-
-
 def _whose(path: str, tokenizer: Any | None, name: str) -> tuple[Any | None, TokenizerIdentity]:
     """(the tokenizer, what its ids are); without one the vocabulary is that of the ids in the corpus."""
     if tokenizer is not None:
@@ -184,16 +183,6 @@ def _whose(path: str, tokenizer: Any | None, name: str) -> tuple[Any | None, Tok
         return tokenizer, identity(tokenizer, name)
     largest = max((int(np.max(d.token_ids)) for d in read_documents([path], None, CorpusReport())), default=0)
     return None, TokenizerIdentity(largest + 1)
-
-
-def _check(spec: BuildSpec, ray: str | None) -> None:
-    """Raise UsageError for options that do not go together."""
-    if (spec.out is None) == (spec.append is None):
-        raise UsageError("give either -o OUT.trie (a new trie) or --append F.trie (an existing one).")
-    if spec.append is not None and ray:
-        raise UsageError("--ray does not go with --append: build a trie of its own, then lookahead merge-tries.")
-    if spec.append is not None and spec.min_count > 1:
-        raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")
 
 
 def _as_before(spec: BuildSpec, trie: Trie) -> BuildSpec:

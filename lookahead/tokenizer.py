@@ -73,14 +73,7 @@ def _is_generic(folder: Path) -> bool:
     return generic and "auto_map" not in config and (folder / "tokenizer.json").exists()
 
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tokenizer_config.json",
-)
+TOKENIZER_FILES = "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json"
 
 
 def own_tokenizer(model: str, trust_remote_code: bool = False, revision: str | None = None) -> Any | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import secrets
@@ -17,12 +18,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from lookahead.errors import LookaheadError
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this system: then nothing is taken for left behind
-    fcntl = None  # type: ignore[assignment]
-
 
 Made = TypeVar("Made")
 PIECE = 1 << 16  # bytes
@@ -133,7 +128,7 @@ def locked(path: str | Path, waiting: Callable[[str], None] = lambda text: None)
     args = False
     begun = time.monotonic()
     try:
-        while fcntl is not None and (descriptor := _openable(path)) >= 0:
+        while (descriptor := _openable(path)) >= 0:
             while not try_lock(descriptor):
                 if not args and time.monotonic() > begun + PATIENCE:
                     args = True
@@ -217,9 +212,8 @@ def _unlock(descriptor: int) -> None:
     """Unlock and close, also where the file is mapped, which keeps it open."""
     if descriptor < 0:
         return
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
@@ -227,12 +221,11 @@ def _unlock(descriptor: int) -> None:
 def try_lock(descriptor: int) -> bool:
     """True once this process holds the lock, or the file system has none."""
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
-        return True
+        pass
     return True
 
 
@@ -255,9 +248,8 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
             continue
         except OSError as error:
             raise LookaheadError(f"{path}: cannot write here ({reason(error)}). Choose another folder.") from error
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         with contextlib.suppress(OSError):  # of a disk that fails: the first write reports it
             if not os.fstat(descriptor).st_nlink:
                 _unlock(descriptor)  # taken for abandoned by another process in the moment before it was locked
@@ -266,8 +258,6 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    if fcntl is None:
-        return
     for name in glob.glob(glob.escape(str(path.parent / f".{path.name}.")) + "????????.tmp"):
         with contextlib.suppress(OSError), open(name, "rb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
@@ -23,9 +25,8 @@ def cache_folder(kind: str) -> Path | None:
 
 def temporary_folder(kind: str) -> Path | None:
     """Below the system's temporary folder, the same in each run of this user; None if there is none. See `not_ours`."""
-    user = os.getuid() if hasattr(os, "getuid") else "user"
     try:
-        return Path(tempfile.gettempdir()) / f"lookahead-{kind}-{user}"
+        return Path(tempfile.gettempdir()) / f"lookahead-{kind}-{os.getuid()}"
     except OSError:
         return None
 
@@ -35,8 +36,6 @@ def not_ours(folder: Path, links: int = MOST_LINKS, is_above: bool = False) -> s
     down to it belongs to one of them and nobody else may write to it (above it, sticky folders such as /tmp will do). At most
     `links` links are followed. is_above: it is a folder above the one that is asked about.
     """
-    if not hasattr(os, "getuid"):
-        return ""
     folder = Path(os.path.abspath(folder))
     for each in (*reversed(folder.parents), folder):
         try:
@@ -64,9 +63,6 @@ def others_may_write(about: os.stat_result) -> bool:
 
 def _is_users_own(group_id: int) -> bool:
     """A group of the user's own name and number, with nobody else in it (what USERGROUPS_ENAB of login.defs means)."""
-    import grp
-    import pwd
-
     try:
         user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(group_id)
     except KeyError:

@@ -53,11 +53,6 @@ def located(name: str, wanted: str, revision: str | None = None) -> tuple[str, d
     return repository, {**further, "gguf_file": file}
 
 
-def looks_like_path(name: str) -> bool:
-    """True for what cannot be a hub name: absolute, relative or deeper than org/model."""
-    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
-
-
 def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str, Any]:
     """Further arguments of `from_pretrained`: none for a folder. Raises ModelError for what is neither there nor in the hub."""
     repository, file = gguf_in(name)
@@ -72,7 +67,8 @@ def check_name(name: str, wanted: str, revision: str | None = None) -> dict[str,
         return {}
     if os.path.isfile(name):
         raise ModelError(f"{name}: is a file. Give {wanted}, or a hub name such as org/model.")
-    if looks_like_path(name) or not HUB_NAME.fullmatch(name):
+    is_path = name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
+    if is_path or not HUB_NAME.fullmatch(name):
         raise ModelError(f"{name}: no such folder.{_meant(name)} Give {wanted}, or a hub name such as org/model.")
     if is_cached(name):
         return {} if _offline() or not _problem(name, revision) else {"local_files_only": True}
@@ -94,13 +90,9 @@ def is_cached(name: str) -> bool:
 
 
 def tokenizer_of_trie(path: Path, name: str) -> str:
-    """Return where the trie's tokenizer is; relative names, of older versions, are looked for above it. Raises ModelError."""
+    """Return where the trie's tokenizer is: its name. Raises ModelError where it is no longer there."""
     if os.path.exists(name) or not name:
         return name
-    if not os.path.isabs(name):
-        for folder in path.absolute().parents:
-            if (folder / name).exists():
-                return str(folder / name)
     try:
         check_name(name, "its new location")
     except ModelError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import glob
 import itertools
 import json
@@ -185,8 +186,7 @@ def _why_not_replaceable(path: Path) -> str:
         found, folder = path.stat(), path.parent.stat()
     except OSError:
         return ""
-    user = os.geteuid() if hasattr(os, "geteuid") else 0
-    if folder.st_mode & stat.S_ISVTX and user not in (0, found.st_uid, folder.st_uid):
+    if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, found.st_uid, folder.st_uid):
         return "it belongs to another user, in a folder with the sticky bit"
     if _is_mount_point(path):
         return os.strerror(errno.EBUSY) + ": it is mounted by itself, mount its folder instead"
@@ -212,11 +212,8 @@ def _is_mount_point(path: Path) -> bool:
 def _flags_of(path: Path) -> int:
     """Attributes of a Linux file system; 0 where there are none."""
     flags = bytearray(8)
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
-
-        with path.open("rb") as file:
-            fcntl.ioctl(file.fileno(), GET_FLAGS, flags)
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        fcntl.ioctl(file.fileno(), GET_FLAGS, flags)
     return flags[0]
 
 

@@ -205,7 +205,7 @@ def _read(path: Path) -> bytes | None:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
         with open(number, "rb") as file:
             about = os.fstat(number)
-            own = not hasattr(os, "getuid") or (about.st_uid in (0, os.getuid()) and not others_may_write(about))
+            own = about.st_uid in (0, os.getuid()) and not others_may_write(about)
             if not (own and stat.S_ISREG(about.st_mode)):
                 return None
             digest, content = file.read(hashlib.sha256().digest_size), file.read()

@@ -8,10 +8,8 @@ import pytest
 
 from lookahead.errors import ModelError, UsageError
 from lookahead.files import hub
-from lookahead.files.hub import check_name, gguf_in, located, tokenizer_of_trie, with_gguf_file
-from lookahead.token_documents import TokenDocument, TokenizerIdentity
+from lookahead.files.hub import check_name, gguf_in, located, with_gguf_file
 from lookahead.tokenizer import load_tokenizer
-from lookahead.trie.build import build_trie
 from lookahead.trie.file import Trie
 from tests.support.cli import write_jsonl
 
@@ -125,17 +123,6 @@ def test_query_without_the_tokenizer_says_at_once_what_to_give(cli, moved, onlin
     assert cli("inspect-trie", moved).code == 0  # shows ids
     assert cli("inspect-trie", moved, "--query", "the cat", "--tokenizer", moved.parent / "other" / "tokenizer").code == 0
     assert online == []
-
-
-def test_relative_name_of_an_older_trie_is_looked_for_from_its_folder(tmp_path, tokenizer_folder, monkeypatch, online):
-    shutil.copytree(tokenizer_folder, tmp_path / "some" / "tokenizer")
-    (tmp_path / "tries").mkdir()
-    path = tmp_path / "tries" / "old.trie"
-    build_trie([TokenDocument([1, 2], "a")], path, TokenizerIdentity(10, "0" * 16, "some/tokenizer"))
-    monkeypatch.chdir("/")
-    assert tokenizer_of_trie(path, "some/tokenizer") == str(tmp_path / "some" / "tokenizer")
-    with pytest.raises(ModelError, match=r"its tokenizer gone/tokenizer cannot be found: .*--tokenizer NAME_OR_DIR"):
-        tokenizer_of_trie(path, "gone/tokenizer")
 
 
 def test_names_that_are_not_text_build_merge_and_prune(cli, tokenizer_folder, tmp_path):
