@@ -33,10 +33,9 @@ class Task:
 
 
 class Retries:
-    """What is asked again. engines: that answer the job. deaths: of all of them."""
+    """What is asked again. engines: that answer the job, whose seed is `seed`. deaths: of all of them."""
 
     def __init__(self, engines: int = 1, seed: int = 0):
-        """seed: of the job."""
         self._most, self._seed = DEATHS_IN_A_ROW * engines, seed
         self._groups: deque[list[Task]] = deque()
         self._without_rows = self.deaths = 0
@@ -62,7 +61,7 @@ class Retries:
             )
         held = list(tasks)
         if len(held) == 1:
-            task = held[0]
+            (task,) = held
             task.deaths += 1
             if task.deaths >= MOST_DEATHS:
                 what = f"the engine died {task.deaths} times while it answered this row alone ({reason})"

@@ -163,7 +163,7 @@ class Workers(Answering):
         reports = self.engine.reports
         memory = max((report.peak_memory for report in reports), default=0)
         path = next((report.path for report in reports if report.path), "")
-        deaths = {"engine_deaths": self.engine.deaths}
+        deaths = {"engine_deaths": self.engine.retries.deaths}
         return {"workers": len(reports), **super().used(), **deaths, "peak_memory_bytes": memory, "path": path}
 
 

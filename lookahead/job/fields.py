@@ -79,7 +79,8 @@ class RowFields:
             if taken := sorted(self._own.intersection(names)):
                 problem = f'has "{taken[0]}", which stands in output rows with another meaning: name the fields to keep'
                 raise RowError(problem, KEEP)
-        return {name: _as_json(row.get(name)) for name in names}
+        # What is not a value in JSON is text (dates), or null (NaN).
+        return {name: json.loads(json.dumps(row.get(name), default=str), parse_constant=lambda _: None) for name in names}
 
     def _field(self, row: dict[str, Any]) -> Any:
         assert self.prompt_field is not None
@@ -158,11 +159,6 @@ def _not_null(value: Any) -> Any:
     if value is None:
         raise _NullError
     return value
-
-
-def _as_json(value: Any) -> Any:
-    """Convert to JSON: what is not a value there is text (dates), or null (NaN)."""
-    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
 def _one_line(error: Exception) -> str:

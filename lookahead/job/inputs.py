@@ -134,15 +134,13 @@ class RowCount:
 
 def count_rows(names: Sequence[str], stopped: Callable[[], bool] = lambda: False) -> int | None:
     """Rows of files; None for stdin and devices, or if it was stopped. Raises CorpusError for a file that cannot be read."""
-    rows = 0
-    for name in names:
-        if name == "-" or not Path(name).is_file() or (found := _rows_of(name, stopped)) is None:
-            return None
-        rows += found
-    return rows
+    counts = [_rows_of(name, stopped) for name in names]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _rows_of(name: str, stopped: Callable[[], bool]) -> int | None:
+    if name == "-" or not Path(name).is_file():
+        return None
     kind = kind_of(name)
     if kind == ".parquet":
         with contextlib.suppress(Exception), open(name, "rb") as file:  # whoever reads the rows reports it

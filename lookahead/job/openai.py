@@ -344,6 +344,4 @@ def _number(logprob: float) -> float:
     return round(max(logprob, LEAST), DIGITS)
 
 
-@functools.lru_cache(maxsize=1)
-def _texts(tokenizer: Any) -> TokenTexts:
-    return TokenTexts(tokenizer)
+_texts = functools.lru_cache(maxsize=1)(TokenTexts)

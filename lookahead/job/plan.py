@@ -351,7 +351,8 @@ def check_engine(spec: JobSpec) -> None:
     """Raises UsageError for an unknown engine, and for options that it does not have."""
     model, drafting, sampling = spec.model, spec.drafting, spec.sampling
     engine = model.engine
-    check_other_engine(model, [name for name in OPTIONS if _given(spec, name)])
+    given = {name: value for name, value in spec.options().items() if value != OPTIONS[name].field.default}
+    check_other_engine(model, given.keys() - {"workers"} if given.get("workers") == 1 else given.keys())
     if engine == "hf":
         return
     from lookahead.engines.foreign import FEATURES, OFF
@@ -370,11 +371,6 @@ def check_engine(spec: JobSpec) -> None:
     if drafting.strategy not in known:
         raise UsageError(f"--strategy {drafting.strategy}: {why}. Choose {', '.join(known[:-1])} or {known[-1]}.")
     engine_args(model.engine_arg or ())
-
-
-def _given(spec: JobSpec, name: str) -> bool:
-    value = getattr(getattr(spec, OPTIONS[name].group), name)
-    return bool(value != OPTIONS[name].field.default) and not (name == "workers" and value == 1)
 
 
 def engine_args(items: Sequence[str]) -> dict[str, Any]:

@@ -219,30 +219,34 @@ class Table(NamedTuple):
 def tables(record: JobRecord) -> dict[str, Table]:
     """By name; those that would be empty are left out."""
     totals, by_time, quantiles = record.totals, record.by_time(), record.edl_quantiles()
-    accepted, steps = sum(totals.accepted_by_source.values()), max(1, totals.steps)
+    by_sources, steps, accepted = sum(totals.accepted_by_source.values()), max(1, totals.steps), totals.accepted_tokens
     by_source: list[tuple[str, ...]] = [
-        (in_one_line(name), f"{count:,}", f"{count / accepted:.1%}", f"{count / steps:.2f}")
+        (in_one_line(name), f"{count:,}", f"{count / by_sources:.1%}", f"{count / steps:.2f}")
         for name, count in totals.accepted_by_source.most_common()
     ]
     drafts, extremes = totals.draft_tokens, record.extremes() if totals.draft_tokens else []
+    fates = ("accepted", accepted), ("not accepted", drafts - accepted), ("all", drafts)
     drafted: list[tuple[str, ...]] = [
-        (kind, f"{count:,}", f"{count / drafts:.1%}", f"{count / steps:.2f}") for kind, count in _drafted(totals) if drafts
+        (kind, f"{count:,}", f"{count / drafts:.1%}", f"{count / steps:.2f}") for kind, count in fates if drafts
     ]
     edls = [tuple(map(shown_edl, quantiles.values()))] if drafts and quantiles else []
     timed = any(row.ended is not None for row in record.rows)
-    of_rows = [*(["s/row"] if any(row.seconds is not None for row in record.rows) else [])]
-    failed = [row for row in record.rows if row.error]
+    of_rows = ["s/row"] if any(row.seconds is not None for row in record.rows) else []
+    failed: list[tuple[str, ...]] = [
+        (f"{row.number:,}", name_of(row), in_one_line(row.error)) for row in record.rows if row.error
+    ]
     row, numbers = ["row", "id"], ["prompt", "tokens", "steps", "drafted", "accepted", "EDL", *of_rows]
     completed = ["completed", "rows", "tokens", "EDL", *(["until s", "tokens/s"] if timed else [])]
+    lengths = [(each, [f"{each} tokens", "rows", "tokens", "EDL", *of_rows], record.by_length(each)) for each in LENGTHS]
     found = {
         "sources": Table("Accepted tokens by source", ["source", "tokens", "share", "per step"], by_source),
         "drafts": Table("Draft tokens", ["draft", "tokens", "share", "per step"], drafted),
-        **{f"{each}s": _by_length(record, each, of_rows) for each in LENGTHS},
-        "time": Table("EDL over time, rows as they were completed", completed, [_of_time(part) for part in by_time]),
+        **{f"{each}s": Table(f"EDL by {each} length", columns, [*map(_of_part, parts)]) for each, columns, parts in lengths},
+        "time": Table("EDL over time, rows as they were completed", completed, [*map(_of_part, by_time)]),
         "edl": Table("EDL of rows", [*quantiles], edls, 0),
         "extremes": Table("Rows of the lowest and the highest EDL", [*row, *numbers], [*map(_of_row, extremes)], 2),
         "slowest": Table("Rows that took longest", [*row, *numbers], [*map(_of_row, record.slowest())], 2),
-        "failed": Table(f"{len(failed):,} failed rows", [*row, "error"], [*map(_of_failed, failed[:MOST_FAILED])], 3),
+        "failed": Table(f"{len(failed):,} failed rows", [*row, "error"], failed[:MOST_FAILED], 3),
         "runs": Table("Runs", ["run", *RUN], _of_runs(record.runs) if len(record.runs) > 1 else []),
     }
     return {name: table for name, table in found.items() if table.rows}
@@ -282,11 +286,6 @@ def _speedup_of(run: Mapping[str, Any]) -> str:
     return f"speedup not measured: {run['speedup_not_measured']}" if "speedup_not_measured" in run else ""
 
 
-def _drafted(totals: JobTotals) -> list[tuple[str, int]]:
-    drafted, accepted = totals.draft_tokens, totals.accepted_tokens
-    return [("accepted", accepted), ("not accepted", drafted - accepted), ("all", drafted)]
-
-
 def _of_row(row: RowRecord) -> tuple[str, ...]:
     counts = row.counts
     numbers = counts.prompt_tokens, counts.tokens, counts.steps, counts.draft_tokens, counts.accepted_tokens
@@ -299,23 +298,10 @@ def name_of(row: RowRecord) -> str:
     return "" if row.id is None else in_one_line(str(row.id))
 
 
-def _of_failed(row: RowRecord) -> tuple[str, ...]:
-    return f"{row.number:,}", name_of(row), in_one_line(row.error)
-
-
-def _by_length(record: JobRecord, of: str, of_rows: list[str]) -> Table:
-    parts = ((part, () if part.row_seconds is None else (f"{part.row_seconds:,.2f}",)) for part in record.by_length(of))
-    rows = [(*_of_part(part), *seconds) for part, seconds in parts]
-    return Table(f"EDL by {of} length", [f"{of} tokens", "rows", "tokens", "EDL", *of_rows], rows)
-
-
 def _of_part(part: Part) -> tuple[str, ...]:
-    return part.name, f"{part.rows:,}", f"{part.counts.tokens:,}", shown_edl(part.counts.edl)
-
-
-def _of_time(part: Part) -> tuple[str, ...]:
     time = () if part.ended is None else (f"{part.ended:,.1f}", f"{part.counts.tokens_per_second:,.1f}")
-    return *_of_part(part), *time
+    seconds = () if part.row_seconds is None else (f"{part.row_seconds:,.2f}",)
+    return part.name, f"{part.rows:,}", f"{part.counts.tokens:,}", shown_edl(part.counts.edl), *time, *seconds
 
 
 def read_record(out: str) -> JobRecord:

@@ -155,10 +155,6 @@ class _WorkerState:
     call: Future[Report] | None = None
     heard: int = 0
 
-    @property
-    def is_ready(self) -> bool:
-        return self.report.identity is not None
-
 
 class WorkerPool:
     """The workers of a job; they end with the context. learn: what one emits the others draft from.
@@ -171,7 +167,7 @@ class WorkerPool:
         self._workers = [_WorkerState(number, factory.start(number)) for number in range(factory.size)]
         self._emitted: collections.deque[tuple[_WorkerState, Emitted]] = collections.deque(maxlen=REMEMBERED)
         self._emitted_in_all = 0
-        self._retries = Retries(factory.size)  # what lost workers held
+        self.retries = Retries(factory.size)  # what lost workers held
         self._notices: set[str] = set()
         self._speedups_of_lost: list[Speedup | None] = []
 
@@ -185,25 +181,21 @@ class WorkerPool:
 
     @property
     def reports(self) -> list[Report]:
-        return [worker.report for worker in self._workers if worker.is_ready]
+        """Of the workers that are ready."""
+        return [worker.report for worker in self._workers if worker.report.identity]
 
     @property
     def batch_size(self) -> int:
         return max((report.batch_size for report in self.reports), default=1)
 
     @property
-    def deaths(self) -> int:
-        """Workers that were lost."""
-        return self._retries.deaths
-
-    @property
     def speedup(self) -> Speedup | None:
         """Speedup of all workers together, lost ones included; None if none has one."""
         return total((*self._speedups_of_lost, *(report.speedup for report in self.reports)))
 
-    def wait_until_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
+    def wait_until_ready(self) -> None:
         """Until one worker is. Raises LookaheadError if it cannot load what it needs."""
-        while not self.reports and not stopped():
+        while not self.reports:
             self._exchange(iter(()), lambda ended: None)
 
     def run(self, requests: Iterable[Request], in_order: bool, write: Write, stopped: Stopped = lambda: False) -> None:
@@ -218,14 +210,14 @@ class WorkerPool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for worker in self._workers:
             if worker.call is None:
-                new = self._next_tasks(worker, tasks) if worker.is_ready else []
+                new = self._next_tasks(worker, tasks) if worker.report.identity else []
                 worker.tasks.update((task.request.number, task) for task in new)
                 behind = min(self._emitted_in_all - worker.heard, len(self._emitted))
                 latest = itertools.islice(self._emitted, len(self._emitted) - behind, None)
                 news = [emitted for who, emitted in latest if who is not worker]
                 worker.heard = self._emitted_in_all
                 worker.call = worker.handle.exchange([task.request for task in new], news)
-        if self.reports and not self._retries and not any(worker.tasks for worker in self._workers):
+        if self.reports and not self.retries and not any(worker.tasks for worker in self._workers):
             return False
         done, _ = wait([worker.call for worker in self._workers if worker.call], TICK_SECONDS, FIRST_COMPLETED)
         for worker in self._workers:
@@ -235,10 +227,10 @@ class WorkerPool:
 
     def _next_tasks(self, worker: _WorkerState, tasks: Iterator[Task]) -> list[Task]:
         """What a worker gets. Where rows are asked again, it first ends what it has."""
-        if self._retries or worker.retries:
+        if self.retries or worker.retries:
             if worker.tasks:
                 return []
-            group = self._retries.next_group()
+            group = self.retries.next_group()
             worker.retries = bool(group)
             if group:
                 return group
@@ -260,7 +252,7 @@ class WorkerPool:
                 log.warning("%s", notice)
         worker.report = report
         for ended in report.ended:
-            self._retries.row_has_ended()
+            self.retries.row_has_ended()
             if self._learn:
                 self._emitted.extend((worker, token_ids) for token_ids in ended.emitted)
                 self._emitted_in_all += len(ended.emitted)
@@ -269,7 +261,7 @@ class WorkerPool:
 
     def _replace(self, worker: _WorkerState, reason: str, put: Write) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
-        given_up = self._retries.died(worker.tasks.values(), reason)
+        given_up = self.retries.died(worker.tasks.values(), reason)
         again = len(worker.tasks) - len(given_up)
         log.warning("worker %d was lost (%s): another takes its %d rows.", worker.number + 1, reason, again)
         worker.handle.dismiss()
