@@ -9,7 +9,7 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from lookahead.errors import UsageError
@@ -57,6 +57,11 @@ def declared(field: dataclasses.Field[Any]) -> Option:
 def typed(name: str) -> str:
     """The flag of an option: "batch_size" -> "--batch-size"."""
     return f"--{name.replace('_', '-')}"
+
+
+def begins(names: Iterable[str], incomplete: str) -> list[str]:
+    """Names that a shell completes."""
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def kinds(group: type) -> dict[str, tuple[type, ...]]:

@@ -19,7 +19,7 @@ EFFECTS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 def printable(text: str, encoding: str | None = "utf-8") -> str:
     """The text with such characters escaped; lines end where they did."""
-    text = EFFECTS.sub(lambda found: _escaped(found.group()), text)
+    text = EFFECTS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     try:
         return text.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
     except LookupError:  # an encoding that Python does not know
@@ -45,12 +45,6 @@ def json_text(value: Any, encoding: str | None = "utf-8") -> str:
     except (LookupError, UnicodeEncodeError):
         pass
     return json.dumps(value)
-
-
-def _escaped(character: str) -> str:
-    return {"\t": "\\t", "\r": "\\r"}.get(character) or (
-        f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
-    )
 
 
 def duration(seconds: float) -> str:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lookahead.bench.options import BenchOptions
 from lookahead.errors import UsageError
 from lookahead.models.options import ModelOptions
-from lookahead_cli.bench_options import BENCHED, MODEL_OF_A_BENCH, OF_A_MODEL, BenchOptions
+from lookahead_cli.bench_options import BENCHED, MODEL_OF_A_BENCH, OF_A_MODEL, bench_on, check_files
 from lookahead_cli.comparison import show, show_schemes
 from lookahead_cli.options import Common, Some, given, refuse, with_groups
 from lookahead_cli.progress import BenchOnScreen
@@ -41,30 +42,29 @@ def command(
 
     Find the best lengths for this machine: lookahead bench --model org/model --input prompts.jsonl --sweep --plot sweep.png
     """
-    from lookahead.bench.logged import Logs
+    from lookahead.bench.contenders import options_of
+    from lookahead.bench.logged import files_read
     from lookahead.files.outputs import Input
 
     models = Input("--model", [model.model and model.name], hub=True), Input("--adapter", [*model.adapters.values()], hub=True)
-    files = Input("--input", [bench.input]), Input("--cost-profile", [bench.cost_profile])
+    logs = dataclasses.replace(bench, pairs=bench.replay, tokenizer=model.tokenizer)
+    reads = [*files_read(logs, "--replay"), *models, Input("--input", [bench.input])]
     if model.engine != "hf" or model.engine_arg:
-        _bench_in_engine(context, model, bench, common, [*models, *files, Input("--trie", bench.trie or ())])
+        _bench_in_engine(context, model, bench, common, reads)
         return
-    replay, random_weights = bench.replay or (), bench.random_weights
     _check(context, model, bench)
-    logs = Logs(replay, bench.trie or (), bench.trie_weight, (), model.tokenizer, rows=bench.rows)
-    reads = [*logs.reads("--replay"), *models, *files]
-    if replay and not random_weights:
-        run_replay(context, bench.replayed(logs), bench, common, reads)
+    if bench.replay and not bench.random_weights:
+        run_replay(context, logs, common, reads)
         return
     from lookahead.bench.compare import as_json
     from lookahead.bench.on_model import Look, bench_logged, bench_prompts, bench_schemes
 
-    model = dataclasses.replace(model, tokenizer=None) if replay else model
-    compared, events = bench.on(model, options=bench.contenders().options(timed=True)), BenchOnScreen(common.json)
-    bench.check(common, reads)
+    model = dataclasses.replace(model, tokenizer=None) if bench.replay else model
+    compared, events = bench_on(model, bench, options=options_of(bench, timed=True)), BenchOnScreen(common.json)
+    check_files(bench, common, reads)
 
     def measure(compared: ModelBench, *look: Look) -> tuple[list[Comparison], list[str]]:
-        if replay:
+        if bench.replay:
             return bench_logged(compared, logs, events, *look), []
         return bench_prompts(compared, str(bench.input), events, *look)
 
@@ -91,8 +91,8 @@ def _bench_in_engine(
     refuse(context, f"--engine {engine} answers prompts, and compares nothing else", *NOT_COMPARED)
     check_other_engine(model, [name for name in context.params if given(context, name)])
     engine_args(model.engine_arg or ())  # refuses what is wrong with them before any file is looked at
-    measured = bench.on(model, contenders=contenders(engine, bench.contenders(), bench.peers))
-    bench.check(common, reads)
+    measured = bench_on(model, bench, contenders=contenders(engine, bench))
+    check_files(bench, common, reads)
     comparisons, failed = bench_in_engine(measured, str(bench.input), BenchOnScreen(common.json))
     show(context, as_json(comparisons), comparisons, bench, common.json, failed)
 

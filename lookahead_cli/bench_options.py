@@ -1,21 +1,18 @@
-"""Options of bench and replay, and what they print and write."""
+"""Options that bench and replay have, and what they write."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lookahead.bench.options import COSTS, BenchOptions
 from lookahead.files.atomic import replacing
-from lookahead.job.spec import SESSION_TOKENS
-from lookahead.options import OptionGroup, option
-from lookahead_cli.options import COSTS, DRAFTING, IO, MODEL, REPORTING, RUNS, Common, Some, as_of_job, begins
+from lookahead_cli.options import Common, Some
 
 if TYPE_CHECKING:
-    from lookahead.bench.contenders import Contenders, ModelBench
-    from lookahead.bench.logged import Logs, ReplaySpec
+    from lookahead.bench.contenders import ModelBench
     from lookahead.files.outputs import Input
     from lookahead.models.options import ModelOptions
 
@@ -26,219 +23,41 @@ OF_A_MODEL = (  # options that need one
 )
 
 
-def _compared(incomplete: str) -> list[str]:
-    """Several names are separated by commas."""
-    from lookahead.draft.options import STRATEGIES
+def check_files(bench: BenchOptions, common: Common, reads: Sequence[Input]) -> None:
+    """See `check_outputs`."""
+    from lookahead.files.outputs import BENCH, PAGE, PICTURE, Output
 
-    begun, comma, last = incomplete.rpartition(",")
-    names = [name for name in ("auto", *STRATEGIES) if name != "off" and name not in begun.split(",")]
-    return [begun + comma + name for name in begins(names, last)]
-
-
-def _profiles(incomplete: str) -> list[str]:
-    from lookahead.budget.profile import shipped_names
-
-    return begins(shipped_names(), incomplete)
+    drawn = Output("--plot", bench.plot, PICTURE), Output("--report", bench.report, PAGE)
+    common.check([Output("--save", bench.save, BENCH), *drawn], reads)
 
 
-@dataclasses.dataclass(frozen=True)
-class BenchOptions(OptionGroup):
-    """Options of what bench and replay compare, on which rows, and what they write; each has some of these."""
+def bench_on(model: ModelOptions, bench: BenchOptions, **compared: Any) -> ModelBench:
+    """A bench on a model. compared: `options` or `contenders` of it."""
+    from lookahead.bench.contenders import ModelBench, batch_sizes_of
 
-    pairs: Sequence[str] | None = option(
-        None,
-        "Logged answers: JSON lines (also .gz, .zst) or .parquet with prompt and response, or the output of "
-        "lookahead generate or of the OpenAI batch API. Several are several workloads, named as their files without "
-        "the ending.",
-        "LOG...",
-        is_argument=True,
-    )
-    input: str | None = option(None, "Prompts, as for generate.", "FILE", panel=IO)
-    replay: Sequence[str] | None = option(
-        None,
-        "Replay logged prompt/response pairs instead of running a model, see lookahead replay. Repeat for several "
-        "workloads, each named as its file without the ending.",
-        "PAIRS",
-        panel=IO,
-    )
-    prompts: Sequence[str] | None = option(
-        None,
-        "The job's --input, if its output does not hold the prompts (generate --echo). Rows are joined by id; repeat for "
-        "several. Default: the files that the output's manifest names.",
-        "FILE",
-        panel=IO,
-    )
-    chat: bool | None = option(
-        None,
-        'Wrap each "prompt" in the tokenizer\'s chat template, as the job did. Default: as in its manifest.',
-        panel=IO,
-        flags=("--chat/--no-chat",),
-    )
-    system: str | None = option(None, "System message of the job's chat prompts.", "TEXT", panel=IO)
-    prompt_field: str | None = as_of_job("prompt_field")
-    template: str | None = as_of_job("template")
-    tokenizer: str | None = option(
-        None,
-        "Tokenizer of logs that hold text. Default: the one that the trie was built with, else that of the job's model.",
-        "NAME_OR_DIR",
-        panel=IO,
-    )
-    trie: Sequence[str] | None = option(
-        None,
-        "Prebuilt trie to draft from; repeat for several. NAME=FILE: for the workload of that name only.",
-        "[NAME=]FILE",
-        panel=DRAFTING,
-    )
-    trie_weight: Sequence[str] | None = as_of_job("trie_weight")
-    strategy: str | None = option(
-        None,
-        "auto, hierarchical, parallel or single. Default: all; auto needs a model or --cost-profile. With --sweep: the "
-        "strategy to sweep, default hierarchical.",
-        "NAME[,NAME]",
-        panel=DRAFTING,
-        complete=_compared,
-    )
-    decoding_length: str | None = option(
-        None,
-        "Tokens of one row in a forward: the last token + the draft tokens. auto chooses by itself. Default: 16, in a "
-        "replay without costs 64, with --sweep 2,4,8,16,32,64.",
-        "N[,N]",
-        panel=DRAFTING,
-    )
-    branch_length: str | None = option(
-        None,
-        "Maximum draft tokens on one path; several with --sweep only. Default: 64, with --sweep 4,8,16,64.",
-        "N[,N]",
-        panel=DRAFTING,
-    )
-    session_tokens: int = as_of_job("session_tokens", default=SESSION_TOKENS)
-    price: float = as_of_job("price")
-    random_weights: bool = option(
-        False,
-        "With --replay and --model: real forwards of a model of that shape (its config.json is enough); the logged tokens "
-        "are used as its choices.",
-        panel=MODEL,
-    )
-    cost_profile: str | None = option(
-        None,
-        "In a replay: predict the speed of a model on another machine. A file of lookahead calibrate, or a shipped "
-        "profile such as llama-7b-h200.",
-        "PROFILE",
-        panel=COSTS,
-        complete=_profiles,
-    )
-    rows: int | None = option(None, "Use the first N rows only.", "N", panel=IO, least=1)
-    max_new_tokens: int = as_of_job("max_new_tokens", panel=RUNS)
-    batch_size: str = option("1", "Prompts decoded at once; several sizes are measured in turn.", "N[,N]", panel=RUNS)
-    peers: bool = option(
-        True,
-        "Also run model.generate and, at batch size 1, Hugging Face prompt lookup.",
-        panel=RUNS,
-        flags=("--peers/--no-peers",),
-    )
-    repeat: int = option(
-        1,
-        "On a model: each group of prompts is timed N times, with all learned text cleared in between; the median counts.",
-        "N",
-        panel=RUNS,
-        least=1,
-    )
-    sweep: bool = option(
-        False,
-        "Measure every decoding length with every branch length, on a model also auto. --plot draws forward time, speed "
-        "and EDL against both; for a replay without costs EDL and draft time.",
-        panel=RUNS,
-    )
-    recycling: bool = option(
-        False,
-        "On a model: also run each strategy without runner-up tokens, and with --trie both also without the tries.",
-        panel=RUNS,
-    )
-    baselines: bool = option(
-        False,
-        "In a replay: also prompt lookup and the original lookahead trie, at the same decoding lengths.",
-        panel=RUNS,
-        flags=("--baselines/--no-baselines",),
-    )
-    check_lossless: bool | None = option(
-        None,
-        "Compare the outputs of all rows with plain decoding, token by token; or of none. Default: of the first 64.",
-        panel=RUNS,
-        flags=("--check-lossless/--no-check-lossless",),
-    )
-    explain: int | None = option(
-        None,
-        "In a replay: show each step of the first ROWS rows, as the first strategy drafts them, warm if there is a trie. "
-        "On stdout; with --json on stderr.",
-        "ROWS",
-        panel=REPORTING,
-        least=1,
-    )
-    save: str | None = option(None, "Write the JSON to this file as well.", "FILE", panel=REPORTING)
-    plot: str | None = option(
-        None,
-        "Draw speed and EDL, for a sweep by lengths: .png, .pdf, .svg. In a replay: with --sweep or --cost-profile.",
-        "FILE",
-        panel=REPORTING,
-    )
-    report: str | None = option(
-        None,
-        "Write everything as one HTML page that needs no network. In a replay: with --cost-profile.",
-        "FILE",
-        panel=REPORTING,
+    return ModelBench(
+        model,
+        tries=bench.trie or (),
+        weights=bench.trie_weight,
+        batch_sizes=batch_sizes_of(bench.batch_size),
+        repeats=bench.repeat,
+        lossless_rows=CHECKED_ROWS if bench.check_lossless is None else None if bench.check_lossless else 0,
+        **{name: getattr(bench, name) for name in ("max_new_tokens", "rows", "peers", "recycling")},
+        **compared,
     )
 
-    def contenders(self) -> Contenders:
-        """Strategies and lengths to compare."""
-        from lookahead.bench.contenders import Contenders
 
-        lengths = self.decoding_length, self.branch_length
-        return Contenders(self.strategy, *lengths, self.session_tokens, self.price, self.sweep)
+def write(bench: BenchOptions, value: dict[str, Any], figure: Any = None, page: str = "") -> None:
+    """Write the JSON, the page and the figure to their files. One that cannot be written costs none of the others."""
+    from lookahead.bench.plot import save_figure
 
-    def on(self, model: ModelOptions, **compared: Any) -> ModelBench:
-        """A bench on a model. compared: `options` or `contenders` of it."""
-        from lookahead.bench.contenders import ModelBench, batch_sizes_of
-
-        return ModelBench(
-            model,
-            tries=self.trie or (),
-            weights=self.trie_weight,
-            max_new_tokens=self.max_new_tokens,
-            rows=self.rows,
-            batch_sizes=batch_sizes_of(self.batch_size),
-            peers=self.peers,
-            repeats=self.repeat,
-            recycling=self.recycling,
-            lossless_rows=CHECKED_ROWS if self.check_lossless is None else None if self.check_lossless else 0,
-            **compared,
-        )
-
-    def replayed(self, logs: Logs) -> ReplaySpec:
-        """A replay of these logs."""
-        from lookahead.bench.contenders import batch_sizes_of
-        from lookahead.bench.logged import ReplaySpec
-
-        costs = self.cost_profile, batch_sizes_of(self.batch_size), self.repeat
-        return ReplaySpec(logs, self.contenders(), self.baselines, self.explain or 0, *costs)
-
-    def check(self, common: Common, reads: Sequence[Input]) -> None:
-        """See `check_outputs`."""
-        from lookahead.files.outputs import BENCH, PAGE, PICTURE, Output
-
-        drawn = Output("--plot", self.plot, PICTURE), Output("--report", self.report, PAGE)
-        common.check([Output("--save", self.save, BENCH), *drawn], reads)
-
-    def write(self, value: dict[str, Any], figure: Any = None, page: str = "") -> None:
-        """Write the JSON, the page and the figure to their files. One that cannot be written costs none of the others."""
-        from lookahead.bench.plot import save_figure
-
-        with contextlib.ExitStack() as stack:
-            if self.plot:
-                stack.callback(save_figure, figure, self.plot)
-            if self.report:
-                stack.callback(_write, self.report, page)
-            if self.save:  # the last is called first
-                stack.callback(_write, self.save, json.dumps(value, indent=2) + "\n")
+    with contextlib.ExitStack() as stack:
+        if bench.plot:
+            stack.callback(save_figure, figure, bench.plot)
+        if bench.report:
+            stack.callback(_write, bench.report, page)
+        if bench.save:  # the last is called first
+            stack.callback(_write, bench.save, json.dumps(value, indent=2) + "\n")
 
 
 def _write(path: str, text: str) -> None:

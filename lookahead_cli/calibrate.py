@@ -9,9 +9,9 @@ import typer
 
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.models.options import ModelOptions
-from lookahead.options import OptionGroup, option
+from lookahead.options import OptionGroup, begins, option
 from lookahead_cli import render
-from lookahead_cli.options import Common, Some, begins, refuse, with_groups
+from lookahead_cli.options import Common, Some, refuse, with_groups
 
 if TYPE_CHECKING:
     from lookahead.budget.profile import CostProfile

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookahead.printable import shares, size
 from lookahead_cli import render
+from lookahead_cli.bench_options import write
 
 if TYPE_CHECKING:
     import typer
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from lookahead.bench.compare import Comparison
     from lookahead.bench.logged import WorkloadReplay
     from lookahead.bench.on_model import Scheme
+    from lookahead.bench.options import BenchOptions
     from lookahead.bench.replay import ReplayResult
-    from lookahead_cli.bench_options import BenchOptions
 
 NARROWEST = 6  # characters of a workload's column: an EDL of two digits before the point
 BUSY = 0.05  # share of the time that threads waited for a core, from which on a user is warned
@@ -49,7 +50,7 @@ def show(
         figure = (plot.sweep_figure if bench.sweep else plot.comparison_figure)(comparisons)
     elif bench.plot:
         figure = plot.replay_sweep_figure(replays)
-    bench.write(value, figure, bench_page(comparisons, context.obj, failed, bench.sweep) if bench.report else "")
+    write(bench, value, figure, bench_page(comparisons, context.obj, failed, bench.sweep) if bench.report else "")
 
 
 def _notify_left_out(rows: Sequence[str]) -> None:
@@ -70,7 +71,7 @@ def show_schemes(schemes: list[Scheme], failed: list[str], bench: BenchOptions, 
             left=2,
         )
     _notify_left_out(failed)
-    bench.write(value)
+    write(bench, value)
 
 
 def _scheme_row(scheme: Scheme, comparison: Comparison) -> tuple[str, ...]:
@@ -186,20 +187,20 @@ def _microseconds(value: float) -> str:
 
 def print_sweeps(replays: Sequence[WorkloadReplay]) -> None:
     """Print for each workload, strategy and start two tables over both lengths: EDL; draft tokens and draft time."""
-    from lookahead.bench.plot import draft_us, drafted, grids
+    from lookahead.bench.plot import draft_us, grids
 
     sizes = {replay.name: f"{replay.rows:,} rows, {replay.tokens:,} tokens" for replay in replays}
     for grid in grids(replays):
         branches = [f"branch\nlength {branch}" for branch in grid.branches]
         for what, cell in (
             ("EDL", lambda result: f"{result.edl:.2f}"),
-            ("draft tokens per step | draft us (median)", lambda result: f"{drafted(result):.1f} | {draft_us(result):.0f}"),
+            ("draft tokens per step | draft us (median)", lambda r: f"{r.draft_tokens_per_step:.1f} | {draft_us(r):.0f}"),
         ):
             render.table(
                 f"{what}: {grid.workload}, {grid.strategy}, {grid.start}, replay of {sizes[grid.workload]} (no model)",
                 ["decoding length", *branches],
                 [
-                    (str(n), *(cell(grid.at(n, b)) if grid.measured(n, b) else "" for b in grid.branches))
+                    (str(n), *(cell(grid.at(n, b)) if (n, b) in grid.cells else "" for b in grid.branches))
                     for n in grid.lengths
                 ],
             )  # fmt: skip

@@ -113,16 +113,14 @@ def _run(folder: Path, rows: int | None) -> None:
     _bench(demo, loaded, prompts)
 
 
-def _row_of(prompt: str, chat: bool) -> dict[str, Any]:
-    """A row of the file of prompts: the text as it is, or its question in a chat."""
-    question = prompt.removeprefix("Question: ").removesuffix("\nAnswer:")
-    return {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": prompt}
-
-
 def _lines_of(chat: bool) -> list[str]:
-    """Read the lines of the file of prompts."""
+    """Lines of the file of prompts: the texts as they are, or their questions in a chat."""
     texts = (samples_folder() / PROMPTS).read_text(encoding="utf-8").splitlines()
-    return [json.dumps(_row_of(json.loads(text)["prompt"], chat), ensure_ascii=False) for text in texts]
+    rows: list[dict[str, Any]] = [{"prompt": json.loads(text)["prompt"]} for text in texts]
+    if chat:
+        questions = (row["prompt"].removeprefix("Question: ").removesuffix("\nAnswer:") for row in rows)
+        rows = [{"messages": [{"role": "user", "content": question}]} for question in questions]
+    return [json.dumps(row, ensure_ascii=False) for row in rows]
 
 
 def _show_step(step: str, command_line: str) -> None:

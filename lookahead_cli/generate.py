@@ -67,11 +67,9 @@ def answer(spec: JobSpec, config: str | None = None) -> None:
         print_report(report, spec)
     elif report.state == "stopped":
         instead = " instead of --overwrite" if spec.io.overwrite else ""
-        again, whole = (
-            f". To continue: the same command with --resume{instead}",
-            f"; every line of {out or 'the output'} is a whole row",
-        )
-        render.notice(f"stopped after {rows_done(report)}{again if report.resumable else whole}.")
+        whole = f"; every line of {out or 'the output'} is a whole row"
+        rest = f". To continue: the same command with --resume{instead}" if report.resumable else whole
+        render.notice(f"stopped after {rows_done(report)}{rest}.")
         raise typer.Exit(128 + events.signal)
 
 

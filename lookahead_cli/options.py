@@ -11,23 +11,23 @@ import inspect
 import itertools
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lookahead.bench.options import IO, REPORTING
 from lookahead.errors import UsageError
-from lookahead.job.spec import MOST_WORKERS, OPTIONS, PANELS, JobSpec
-from lookahead.options import KEY, Option, OptionGroup, declared, kinds, option, typed
+from lookahead.job.spec import MOST_WORKERS, OPTIONS, PANELS, JobSpec, as_of_job
+from lookahead.options import Option, OptionGroup, begins, declared, kinds, option, typed
 from lookahead_cli import logs
 
 if TYPE_CHECKING:
     from lookahead.files.outputs import Input, Output
     from lookahead.trie.segment import BuildResources, Progress
 
-IO, DRAFTING, MODEL, REPORTING = (PANELS[group][0] for group in ("io", "drafting", "model", "reporting"))
-RESOURCES, RUNS, COSTS = "Resources", "Runs", "Costs"
+RESOURCES = "Resources"
 ADDRESS = re.compile(r"auto|local|ray://\S+|[^\s/:]+:\d+")
 
 
@@ -79,11 +79,6 @@ def _is_null(node: Any) -> bool:
     return node.id == "scalar" and node.style is None and node.value in ("", "~", "null", "Null", "NULL")
 
 
-def begins(names: Iterable[str], incomplete: str) -> list[str]:
-    """Names that a shell completes."""
-    return [name for name in names if name.startswith(incomplete)]
-
-
 def _strategies(incomplete: str) -> list[str]:
     from lookahead.draft.options import STRATEGIES
 
@@ -92,13 +87,6 @@ def _strategies(incomplete: str) -> list[str]:
 
 CALLBACKS: dict[str, Callable[..., Any]] = {"config": load_config, "log_file": logs.open_file, "verbose": logs.be_verbose}
 COMPLETIONS = {"strategy": _strategies}
-
-
-def as_of_job(name: str, **others: Any) -> Any:
-    """A field of a group: an option of a job. others: its default or what it declares, where they differ."""
-    default = others.pop("default", OPTIONS[name].field.default)
-    about = dataclasses.replace(OPTIONS[name].about, **others)
-    return dataclasses.field(default=default, metadata={KEY: about})
 
 
 def _parameter(kind: type, name: str, default: Any, about: Option) -> inspect.Parameter:

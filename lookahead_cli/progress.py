@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -90,11 +91,8 @@ class JobOnScreen(OnScreen, JobEvents):
 
     @contextlib.contextmanager
     def running(self, progress: JobProgress) -> Iterator[None]:
-        with on_signals(self._stop), shown(progress, self._shown):
+        with on_signals(functools.partial(setattr, self, "signal")), shown(progress, self._shown):
             yield
-
-    def _stop(self, number: int) -> None:
-        self.signal = number
 
     def stopped(self) -> bool:
         return self.signal != 0

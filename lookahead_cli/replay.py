@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lookahead.bench.options import BenchOptions
 from lookahead.errors import UsageError
-from lookahead_cli.bench_options import REPLAYED, BenchOptions
+from lookahead_cli.bench_options import REPLAYED, check_files
 from lookahead_cli.comparison import show
 from lookahead_cli.options import Common, Some, given, with_groups
 from lookahead_cli.progress import BenchOnScreen
 
 if TYPE_CHECKING:
-    from lookahead.bench.logged import ReplaySpec
     from lookahead.files.outputs import Input
 
 
@@ -36,32 +36,30 @@ def command(context: typer.Context, bench: Annotated[BenchOptions, REPLAYED], co
 
     Next: lookahead bench --model org/model --input prompts.jsonl --trie answers.trie
     """
-    from lookahead.bench.logged import Logs
-    from lookahead.files.outputs import Input
+    from lookahead.bench.logged import files_read
 
     if not bench.pairs:
         raise UsageError("name a file of logged answers: lookahead replay logged.jsonl. To try without one: lookahead demo")
     if bench.system and bench.chat is False:
         raise UsageError("--system is for chat prompts: leave --no-chat out.")
-    asked = bench.prompts or (), bench.tokenizer, bench.chat, bench.system, bench.rows, bench.prompt_field, bench.template
-    logs = Logs(bench.pairs, bench.trie or (), bench.trie_weight, *asked)
-    reads = [*logs.reads("LOG"), Input("--cost-profile", [bench.cost_profile])]
-    run(context, bench.replayed(logs), bench, common, reads)
+    run(context, bench, common, files_read(bench, "LOG"))
 
 
-def run(context: typer.Context, spec: ReplaySpec, bench: BenchOptions, common: Common, reads: Sequence[Input]) -> None:
+def run(context: typer.Context, bench: BenchOptions, common: Common, reads: Sequence[Input]) -> None:
     """Replay, print and write what was asked for; with a cost profile also the predicted speed."""
+    from lookahead.bench.contenders import batch_sizes_of, options_of
     from lookahead.bench.logged import replay_logs
 
-    costs = spec.cost_profile is not None
-    spec.options()  # refuses what is wrong with them before any file is looked at
-    bench.check(common, reads)
+    costs = bench.cost_profile is not None
+    batch_sizes_of(bench.batch_size)  # refuses what is wrong with it before any file is looked at, as the next line does
+    options_of(bench, timed=costs)
+    check_files(bench, common, reads)
     if not costs and (given(context, "report", "repeat", "batch_size") or (bench.plot is not None and not bench.sweep)):
         raise UsageError(
             "--replay runs no model: --report, --repeat and --batch-size need --cost-profile, or bench with --model and "
             "--random-weights; --plot needs one of these or --sweep."
         )
-    if costs and len(spec.logs.paths) > 1 and (bench.plot or bench.report):
+    if costs and len(bench.pairs or ()) > 1 and (bench.plot or bench.report):
         raise UsageError("--plot and --report with --cost-profile show one workload: give one log.")
-    found = replay_logs(spec, BenchOnScreen(common.json))
+    found = replay_logs(bench, BenchOnScreen(common.json))
     show(context, found.value, found.comparisons, bench, common.json, replays=found.replays)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from lookahead.bench.options import BenchOptions
 from lookahead.errors import UsageError
 from lookahead.job.plan import draft_options
-from lookahead.job.spec import SESSION_TOKENS
 from lookahead.models.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -56,46 +56,33 @@ def _numbers(option: str, text: str, unit: str, several: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-@dataclasses.dataclass(frozen=True)
-class Contenders:
-    """Runs that are wanted, as typed, several with commas; None: the usual. sweep: each decoding with each branch length."""
+def options_of(bench: BenchOptions, timed: bool) -> list[DraftOptions]:
+    """Options of each run. timed: what forwards cost is known. Raises UsageError for unknown names and lengths."""
+    if bench.sweep:
+        return _swept(bench, timed)
+    names = _strategies(bench.strategy, STRATEGIES if timed else STRATEGIES[1:])
+    lengths = bench.decoding_length.split(",") if bench.decoding_length else ["16" if timed else "64"]
+    (branch, *more) = _lengths("--branch-length", bench.branch_length) if bench.branch_length else [64]
+    if more:
+        raise UsageError(f"--branch-length {bench.branch_length}: several branch lengths need --sweep.")
+    options, kept = [], (bench.session_tokens, bench.price)
+    for name, length in itertools.product(names, lengths):
+        if length == "auto" and not timed:
+            raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
+        fixed = draft_options(name, length, branch, *kept)  # refuses what is not a length, for auto as well
+        options.append(draft_options(name, "auto", branch, *kept) if name == "auto" else fixed)
+    return list(dict.fromkeys(options))
 
-    strategy: str | None = None
-    decoding_length: str | None = None
-    branch_length: str | None = None
-    session_tokens: int = SESSION_TOKENS
-    price: float = 0.0
-    sweep: bool = False
 
-    def options(self, timed: bool) -> list[DraftOptions]:
-        """Options of each run. timed: what forwards cost is known. Raises UsageError for unknown names and lengths."""
-        if self.sweep:
-            return self._swept(timed)
-        names = _strategies(self.strategy, STRATEGIES if timed else STRATEGIES[1:])
-        lengths = self.decoding_length.split(",") if self.decoding_length else ["16" if timed else "64"]
-        (branch, *more) = _lengths("--branch-length", self.branch_length) if self.branch_length else [64]
-        if more:
-            raise UsageError(f"--branch-length {self.branch_length}: several branch lengths need --sweep.")
-        options = []
-        for name, length in itertools.product(names, lengths):
-            if length == "auto" and not timed:
-                raise UsageError("--decoding-length auto needs a model: a replay has no forwards to price.")
-            fixed = self._of(name, length, branch)  # refuses what is not a length, for auto as well
-            options.append(self._of(name, "auto", branch) if name == "auto" else fixed)
-        return list(dict.fromkeys(options))
-
-    def _swept(self, timed: bool) -> list[DraftOptions]:
-        known = STRATEGIES if timed else STRATEGIES[1:]
-        names = [name for name in _strategies(self.strategy or "hierarchical", known) if name != "auto"]
-        if not names:
-            raise UsageError(f"--sweep --strategy {self.strategy}: auto has no lengths to sweep; it runs in any case.")
-        lengths = _lengths("--decoding-length", self.decoding_length) if self.decoding_length else DECODING_LENGTHS
-        branches = _lengths("--branch-length", self.branch_length) if self.branch_length else BRANCH_LENGTHS
-        options = [self._of("auto", "auto", max(branches))] if timed else []
-        return [*options, *(self._of(name, str(n), b) for name in names for n, b in grid(lengths, branches))]
-
-    def _of(self, strategy: str, decoding_length: str, branch_length: int) -> DraftOptions:
-        return draft_options(strategy, decoding_length, branch_length, self.session_tokens, self.price)
+def _swept(bench: BenchOptions, timed: bool) -> list[DraftOptions]:
+    known, kept = STRATEGIES if timed else STRATEGIES[1:], (bench.session_tokens, bench.price)
+    names = [name for name in _strategies(bench.strategy or "hierarchical", known) if name != "auto"]
+    if not names:
+        raise UsageError(f"--sweep --strategy {bench.strategy}: auto has no lengths to sweep; it runs in any case.")
+    lengths = _lengths("--decoding-length", bench.decoding_length) if bench.decoding_length else DECODING_LENGTHS
+    branches = _lengths("--branch-length", bench.branch_length) if bench.branch_length else BRANCH_LENGTHS
+    options = [draft_options("auto", "auto", max(branches), *kept)] if timed else []
+    return [*options, *(draft_options(name, n, b, *kept) for name in names for n, b in grid(lengths, branches))]
 
 
 def _strategies(asked: str | None, possible: list[str]) -> list[str]:
@@ -145,7 +132,7 @@ class Contender:
     own: Mapping[str, Any] | None = None
 
 
-def contenders(engine: str, typed: Contenders = Contenders(), peers: bool = True) -> list[Contender]:
+def contenders(engine: str, typed: BenchOptions) -> list[Contender]:
     """Plain decoding, the engine's own ways to draft that are installed, ours. Raises UsageError for what it does not have."""
     from lookahead.draft.options import DraftOptions
 
@@ -175,7 +162,7 @@ def contenders(engine: str, typed: Contenders = Contenders(), peers: bool = True
     ours = list(found.values())
     most = max(each.draft_tokens for each in ours)
     installed = {name: given for name, given in methods.own.items() if name not in NEEDS or find_spec(NEEDS[name])}
-    own = [Contender(name, None, most, arguments) for name, arguments in installed.items()] if peers else []
+    own = [Contender(name, None, most, arguments) for name, arguments in installed.items()] if typed.peers else []
     return [Contender(PLAIN, DraftOptions("off"), 0), *own, *ours]
 
 

@@ -1,5 +1,5 @@
-"""Logged answers to replay, without a model. In: names of logs, tries and tokenizers as typed, a `ReplaySpec`. Out:
-workloads, EDL of each strategy; with costs of forwards, predicted speed.
+"""Logged answers to replay, without a model. In: `BenchOptions`, as typed. Out: workloads, EDL of each strategy; with
+costs of forwards, predicted speed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookahead.bench.contenders import Contenders, ModelBench
+from lookahead.bench.contenders import ModelBench, batch_sizes_of, options_of
+from lookahead.bench.options import BenchOptions
 from lookahead.bench.replay import BASELINES, CONTENDER, Pair, ReplayResult, baseline_class, replay
 from lookahead.bench.trie_report import load_tokenizer_of
 from lookahead.budget.profile import CostProfile, read_profile
@@ -106,26 +107,12 @@ def as_json(replays: Sequence[WorkloadReplay]) -> dict[str, Any]:
     return {"workloads": [{"name": each.name, **each.as_json()} for each in replays], "geometric_mean": of_all}
 
 
-@dataclasses.dataclass(frozen=True)
-class Logs:
-    """Logs to replay, as typed. chat, system, prompt_field, template: of the job that wrote it; None: of its manifest."""
-
-    paths: Sequence[str]
-    tries: Sequence[str] = ()
-    weights: Sequence[str] | None = None
-    prompts: Sequence[str] = ()
-    tokenizer: str | None = None
-    chat: bool | None = None
-    system: str | None = None
-    rows: int | None = None
-    prompt_field: str | None = None
-    template: str | None = None
-
-    def reads(self, option: str) -> list[Input]:
-        """The files that are read. option: under which the logs are given."""
-        tries = [name for trie in self.tries for name in (trie, trie.partition("=")[2] or None)]
-        tokenizer = Input("--tokenizer", [self.tokenizer], hub=True)
-        return [Input(option, self.paths), Input("--prompts", self.prompts), Input("--trie", tries), tokenizer]
+def files_read(bench: BenchOptions, option: str) -> list[Input]:
+    """The files that a replay reads. option: under which the logs are given."""
+    tries = [name for trie in bench.trie or () for name in (trie, trie.partition("=")[2] or None)]
+    logs, prompts = Input(option, bench.pairs or ()), Input("--prompts", bench.prompts or ())
+    costs = Input("--cost-profile", [bench.cost_profile])
+    return [logs, prompts, Input("--trie", tries), Input("--tokenizer", [bench.tokenizer], hub=True), costs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,32 +124,33 @@ class Shape:
     longest: int
 
 
-def read_workloads(logs: Logs, events: BenchEvents, shape: Shape | None = None) -> tuple[list[Workload], Any | None]:
+def read_workloads(bench: BenchOptions, events: BenchEvents, shape: Shape | None = None) -> tuple[list[Workload], Any | None]:
     """(a workload for each log, the tokenizer of its text, if any). Raises LookaheadError for what cannot be used."""
-    for number, path in enumerate(logs.paths):
-        if path in logs.paths[:number]:
+    paths = bench.pairs or ()
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
             raise UsageError(f"{path}: is given twice.")
-    names = names_of(list(logs.paths))
-    tries_of = tries_of_each(logs.tries, names)
-    tokenizers = Tokenizers(logs.tokenizer)
-    named = logs.tokenizer or (shape.name if shape else None)
+    names = names_of(paths)
+    tries_of = tries_of_each(bench.trie or (), names)
+    tokenizers = Tokenizers(bench.tokenizer)
+    named = bench.tokenizer or (shape.name if shape else None)
     opened, build_seconds = [], []
     for name in names:
         began = time.perf_counter()
         opened.append(open_tries(tries_of[name], ModelOptions(named) if named else None))
         build_seconds.append(time.perf_counter() - began)
-    weights = trie_weights(logs.weights, opened)
+    weights = trie_weights(bench.trie_weight, opened)
     others = [trie for tries in opened for trie in tries]
     workloads = []
-    for number, (path, name, tries) in enumerate(zip(logs.paths, names, opened, strict=True)):
+    for number, (path, name, tries) in enumerate(zip(paths, names, opened, strict=True)):
         tokenizers.check(tries)
         limits = {}
         if shape:
             for trie in tries:
                 trie.check_tokenizer("", max(shape.config.vocab_size, tokenizers.known.vocab_size), "the model")
             limits = {"vocab_size": shape.config.vocab_size, "longest": shape.longest}
-        log = read_log(path, logs.rows)
-        prompts, job = _job_of(log, logs, events.notice)
+        log = read_log(path, bench.rows)
+        prompts, job = _job_of(log, bench, events.notice)
         model = job.tokenizer
         if shape and (not Path(shape.name).is_dir() or any((Path(shape.name) / file).exists() for file in TOKENIZER_FILES)):
             model = shape.name  # a folder may hold its config.json only
@@ -207,19 +195,19 @@ class Tokenizers:
         return found
 
 
-def _job_of(log: Log, logs: Logs, notice: Callable[[str], None]) -> tuple[Sequence[str], JobSettings]:
+def _job_of(log: Log, bench: BenchOptions, notice: Callable[[str], None]) -> tuple[Sequence[str], JobSettings]:
     """(prompt files, settings) of the job that wrote a log: what was given, else what its manifest states."""
     known = settings_of(log.path)
-    prompts: Sequence[str] = named_files(logs.prompts)
+    prompts: Sequence[str] = named_files(bench.prompts or ())
     if log.lacks_prompts and not prompts and known.inputs and all(Path(name).is_file() for name in known.inputs):
         prompts = known.inputs
         notice(f"{log.path}: prompts are read from {', '.join(prompts)}, which its manifest names.")
     fields = known.fields
-    if logs.prompt_field or logs.template:
+    if bench.prompt_field or bench.template:
         adapters = fields.adapters if fields else ()
-        fields = RowFields(logs.prompt_field, template_of(logs.template), adapters=adapters)
-    chat = known.chat if logs.chat is None else logs.chat
-    system = known.system if logs.system is None else logs.system
+        fields = RowFields(bench.prompt_field, template_of(bench.template), adapters=adapters)
+    chat = known.chat if bench.chat is None else bench.chat
+    system = known.system if bench.system is None else bench.system
     return prompts, dataclasses.replace(known, chat=chat, system=system, fields=fields)
 
 
@@ -238,22 +226,6 @@ def tries_of_each(tries: Sequence[str], names: list[str]) -> dict[str, list[str]
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplaySpec:
-    """explain: rows whose steps are shown first. cost_profile: that speed is predicted from, at each of batch_sizes."""
-
-    logs: Logs
-    contenders: Contenders
-    baselines: bool = False
-    explain: int = 0
-    cost_profile: str | None = None
-    batch_sizes: Sequence[int] = (1,)
-    repeats: int = 1
-
-    def options(self) -> list[DraftOptions]:
-        return self.contenders.options(timed=self.cost_profile is not None)
-
-
-@dataclasses.dataclass(frozen=True)
 class ReplayReport:
     """replays: of each workload. comparisons: the predicted ones, of each workload and batch size. value: as JSON."""
 
@@ -262,28 +234,28 @@ class ReplayReport:
     value: dict[str, Any]
 
 
-def replay_logs(spec: ReplaySpec, events: BenchEvents) -> ReplayReport:
+def replay_logs(bench: BenchOptions, events: BenchEvents) -> ReplayReport:
     """Raises UsageError for what does not go together, LookaheadError for files that cannot be used."""
-    options = spec.options()
-    if spec.contenders.sweep and spec.baselines:
+    options = options_of(bench, timed=bench.cost_profile is not None)
+    if bench.sweep and bench.baselines:
         raise UsageError("--baselines draft by lengths of their own: leave --sweep out.")
-    profile = read_profile(spec.cost_profile) if spec.cost_profile else None
-    workloads, loaded = read_workloads(spec.logs, events)
-    if spec.explain:
+    profile = read_profile(bench.cost_profile) if bench.cost_profile else None
+    workloads, loaded = read_workloads(bench, events)
+    if bench.explain:
         if loaded is None and (tries := [trie for workload in workloads for trie in workload.tries]):
             loaded = load_tokenizer_of(tries[0], None, needed=False)
-        explain_rows(workloads, options[0], loaded, spec.explain, events)
+        explain_rows(workloads, options[0], loaded, bench.explain, events)
     # Those that need no costs; if there are none, the first at its longest.
     fixed = [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
-    replays = _replay_all(workloads, fixed, spec.baselines, events)
+    replays = _replay_all(workloads, fixed, bench.baselines, events)
     value, comparisons = as_json(replays), []
     if profile:
         for workload, of_workload in zip(workloads, value.get("workloads", [value]), strict=True):
             predicted = []
-            for size in spec.batch_sizes:
-                with events.working(f"predicting, batch {size}", len(workload.pairs) * spec.repeats, "answers") as progress:
+            for size in batch_sizes_of(bench.batch_size):
+                with events.working(f"predicting, batch {size}", len(workload.pairs) * bench.repeat, "answers") as progress:
                     drafting = workload.tries, options, workload.weights
-                    predicted.append(predict(profile, workload.pairs, *drafting, size, spec.repeats, progress))
+                    predicted.append(predict(profile, workload.pairs, *drafting, size, bench.repeat, progress))
             if len(workloads) > 1:
                 predicted = [dataclasses.replace(each, model=f"{workload.name} on {each.model}") for each in predicted]
             _add_predicted(of_workload, predicted, "warm" if workload.tries else "cold")

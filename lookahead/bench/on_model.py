@@ -14,7 +14,8 @@ from typing import Any
 
 from lookahead.bench.compare import Comparison, Texts, compare
 from lookahead.bench.contenders import ModelBench
-from lookahead.bench.logged import Logs, Shape, compile_for, read_workloads
+from lookahead.bench.logged import Shape, compile_for, read_workloads
+from lookahead.bench.options import BenchOptions
 from lookahead.bench.quantized import loss_of
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.backend import SCHEMES
@@ -94,7 +95,7 @@ def _compared(
 
 
 def bench_logged(
-    bench: ModelBench, logs: Logs, events: BenchEvents | None = None, look: Look = lambda target, prompts: None
+    bench: ModelBench, logs: BenchOptions, events: BenchEvents | None = None, look: Look = lambda target, prompts: None
 ) -> list[Comparison]:
     """Replay a log on a model of random weights, its answers taken as the model's choices. look: called with the model."""
     events = events or BenchEvents()

@@ -228,9 +228,6 @@ class Grid:
         """The result of this setting, or of the longest branch length below it, which is the same."""
         return self.cells[length, max(b for n, b in self.cells if n == length and b <= branch)]
 
-    def measured(self, length: int, branch: int) -> bool:
-        return (length, branch) in self.cells
-
     def by_branch(self) -> list[Line]:
         return [(f"branch length {b}", [(n, self.at(n, b)) for n in self.lengths]) for b in self.branches]
 
@@ -255,10 +252,6 @@ def in_words(comparison: Comparison) -> str:
     assert auto is not None
     reaches = auto.tokens_per_second / best.tokens_per_second
     return f"best fixed setting: {best.name}, {best.speedup:.2f}x; auto reaches {reaches:.2f} of it"
-
-
-def drafted(result: ReplayResult) -> float:
-    return result.draft_tokens_per_step
 
 
 def draft_us(result: ReplayResult) -> float:
@@ -320,7 +313,7 @@ def _draw_edl(cells: Grid, axes: Any) -> None:
     _draw_map(edl_map, cells)
     _lines(by_length, cells.by_branch(), lambda r: r.edl, "EDL (tokens per decode step)")
     _lines(by_branch, cells.by_length(), lambda r: r.edl, "EDL (tokens per decode step)", second=True)
-    _lines(tokens, cells.by_branch(), drafted, "draft tokens per step")
+    _lines(tokens, cells.by_branch(), lambda r: r.draft_tokens_per_step, "draft tokens per step")
     _lines(time, cells.by_branch(), draft_us, "draft time (us, median)")
     legend_outside(key, [by_length, by_branch])
 
@@ -328,7 +321,7 @@ def _draw_edl(cells: Grid, axes: Any) -> None:
 def _draw_map(axis: Any, cells: Grid) -> None:
     """A heat map with its values; settings that do not differ from the one on their left are left white."""
     lengths, branches = cells.lengths, cells.branches
-    values = [[cells.at(n, b).edl if cells.measured(n, b) else np.nan for n in lengths] for b in branches]
+    values = [[cells.at(n, b).edl if (n, b) in cells.cells else np.nan for n in lengths] for b in branches]
     shown = axis.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     middle = (np.nanmin(values) + np.nanmax(values)) / 2
     for row, column in np.argwhere(~np.isnan(values)).tolist():

@@ -68,16 +68,6 @@ class QuantizeReport:
         return value
 
 
-def _check(options: QuantizeOptions) -> None:
-    """Raises UsageError for tokens that cannot be quantized so."""
-    if options.activations not in ACTIVATIONS:
-        raise UsageError(f"--activations {options.activations}: choose {', '.join(ACTIVATIONS)}.")
-    if options.activations == "mixed" and options.calibration is None:
-        raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
-    if options.activations == "mixed":
-        check_offered("--quantize", options.weights, torch.device("cpu"))
-
-
 def _texts(model: ModelOptions, path: str, rows: int) -> list[list[int]]:
     """Documents of a corpus or a trie, as ids. Raises LookaheadError for none, and for a trie of another tokenizer."""
     config, name = read_config(*model.source).get_text_config(decoder=True), model.name
@@ -103,7 +93,12 @@ def _calibration(model: ModelOptions, texts: list[list[int]], mixed: bool) -> Ca
 
 def quantize(model: ModelOptions, options: QuantizeOptions, events: BenchEvents | None = None) -> QuantizeReport:
     """Write the folder, then compare. Raises LookaheadError where one of these fails; a folder that is written stays."""
-    _check(options)
+    if options.activations not in ACTIVATIONS:
+        raise UsageError(f"--activations {options.activations}: choose {', '.join(ACTIVATIONS)}.")
+    if options.activations == "mixed" and options.calibration is None:
+        raise UsageError("--activations mixed needs --calibration FILE, a corpus or a trie.")
+    if options.activations == "mixed":
+        check_offered("--quantize", options.weights, torch.device("cpu"))
     events = events or BenchEvents()
     texts = [] if options.text is None else _texts(model, options.text, options.rows)
     chosen = list[Chosen]()

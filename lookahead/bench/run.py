@@ -10,7 +10,7 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,8 +78,7 @@ class Sample(DraftCounts):
         self.peak_memory_bytes = max(self.peak_memory_bytes, other.peak_memory_bytes)
 
 
-@dataclasses.dataclass(frozen=True)
-class TimeSplit:
+class TimeSplit(NamedTuple):
     """Seconds of a run by what they went into. rest: notifying the drafter, admitting and retiring requests."""
 
     draft: float
@@ -114,7 +113,9 @@ class Run:
 
     def settle(self, plain: Run) -> None:
         """All turns are over. plain: what this run is compared with, settled before (or this run itself)."""
-        self.turns, self.total = [median_turn(repeats) for repeats in self._repeats], Sample()
+        # The repeat of median time; of an even number the faster of the two in the middle.
+        ordered = (sorted(repeats, key=lambda turn: turn.seconds) for repeats in self._repeats)
+        self.turns, self.total = [repeats[(len(repeats) - 1) // 2] for repeats in ordered], Sample()
         for turn in self.turns:
             self.total.take(turn)
         self.speedup = self.tokens_per_second / plain.tokens_per_second
@@ -185,7 +186,7 @@ class Run:
         """One entry of "runs" in the JSON of `bench`."""
         split, forward_ms, counts = self.time_split, self.forward_ms(), self.counts
         depths = [dict(zip(OF_A_DEPTH, each, strict=True)) for each in self.accepted_by_depth]
-        wasted = counts.draft_tokens - counts.accepted_tokens
+        wasted = self.draft_tokens_wasted
         names = ("name", "strategy", "adaptive", "decoding_length", "branch_length", "tokens", "steps", "forwards")
         return {
             **{name: getattr(self, name) for name in names},
@@ -198,24 +199,18 @@ class Run:
             "draft_tokens_wasted_per_step": round(wasted / max(1, counts.steps), 4),
             "accepted_by_source": dict(counts.accepted_by_source),
             "accepted_by_depth": depths if split else None,
-            **{f"{part}_seconds": round(getattr(split, part), 4) if split else None for part in TIME_PARTS},
+            **{f"{part}_seconds": round(getattr(split, part), 4) if split else None for part in TimeSplit._fields},
             "forward_ms": {"p50": round(forward_ms, 4), "p99": round(self.forward_ms(99) or 0.0, 4)} if forward_ms else None,
         }
 
 
 PREFILLED_AS_ONE = 64  # tokens of prompts, that many of which are about as much work as a token that is emitted
 OF_A_DEPTH = ("depth", "offered", "accepted")
-TIME_PARTS = tuple(field.name for field in dataclasses.fields(TimeSplit))
 
 
 def progress(emitted: int, prefilled: int) -> int:
     """Return how far a turn has come, in tokens. prefilled: tokens of prompts, of which a forward prefills many."""
     return emitted + prefilled // PREFILLED_AS_ONE
-
-
-def median_turn(repeats: Sequence[Sample]) -> Sample:
-    """The repeat of median time; of an even number the faster of the two in the middle."""
-    return sorted(repeats, key=lambda turn: turn.seconds)[(len(repeats) - 1) // 2]
 
 
 def _at_least(counts: Counter[int]) -> Counter[int]:

@@ -132,7 +132,9 @@ class ById:
                 new[row] = self._new(request_id, int(emitted[row]), int(last[row]), about(request_id))
         trees = self.requests.step(list(new.values()), count - len(new))
         for row, tree in zip(new, trees, strict=True):
-            self._write(row, tree)
+            drafted, reach = tree.draft_tokens, tree.probabilities
+            self.tokens[row, :drafted] = tree.token_ids[1:]
+            self.confidences[row, :drafted] = reach[1:] / np.maximum(reach[:-1], LEAST)
             self._drafted[request_ids[row]] = self.tokens[row].tolist()
         for request_id in [each for each in self._drafted if each not in self.requests]:
             del self._drafted[request_id], self._begun[request_id]
@@ -148,12 +150,6 @@ class ById:
             tokens = [last]
         room = running.longest - requests.length(request_id) - len(tokens) - 1
         return NewTokens(request_id, tokens, max(0, room))
-
-    def _write(self, row: int, tree: DraftTree) -> None:
-        """Put a chain into the arrays."""
-        drafted, reach = tree.draft_tokens, tree.probabilities
-        self.tokens[row, :drafted] = tree.token_ids[1:]
-        self.confidences[row, :drafted] = reach[1:] / np.maximum(reach[:-1], LEAST)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -220,14 +216,10 @@ def write_tree(tree: DraftTree, tokens: np.ndarray, mask: np.ndarray) -> None:
         mask[node] = mask[parent]
         mask[node, node] = 1
     if nodes < width:
-        tokens[nodes:] = filler_for(tree.token_ids[1:nodes][tree.parents[1:nodes] == 0])
+        taken = tree.token_ids[1:nodes][tree.parents[1:nodes] == 0]  # by the root's children
+        tokens[nodes:] = next(token for token in range(len(taken) + 1) if token not in taken)
         mask[nodes:, 0] = 1
         mask[nodes:, nodes:] = np.tri(width - nodes, dtype=np.int64)
-
-
-def filler_for(taken: np.ndarray) -> int:
-    """Return the smallest token id that is not `taken`, the tokens of the root's children."""
-    return next(token for token in range(len(taken) + 1) if token not in taken)
 
 
 def only_filler(last: Sequence[int], width: int) -> tuple[np.ndarray, np.ndarray]:

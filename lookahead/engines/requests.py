@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NamedTuple
 
@@ -166,9 +166,6 @@ class Requests:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._known)
-
     def begin(self, request_id: Hashable, text: Sequence[int] | np.ndarray) -> None:
         """Begin a request, or resume it after a preemption.
 
@@ -257,7 +254,9 @@ class Requests:
         while length > prompt:
             agreeing = [each for each in self._ended if each.agrees(text[:length], prompt)]
             if not any(len(each.text) >= length for each in agreeing):
-                agreeing += [each for each in self._running_spans() if each.agrees(text[:length], prompt)]
+                texts = ((known.row.text, self._batch.unknown_tokens(known.slot), known) for known in self._known.values())
+                running = [TextSpan(np.append(before, new), known.emitted) for before, new, known in texts]
+                agreeing += [each for each in running if each.agrees(text[:length], prompt)]
             if not agreeing:
                 break
             found = max(agreeing, key=lambda each: min(len(each.text), length))
@@ -269,10 +268,6 @@ class Requests:
             length = begin
         self._ended = deque((each for each in self._ended if not each.emitted.taken), MAX_ENDED)
         return counts
-
-    def _running_spans(self) -> Iterator[TextSpan]:
-        for known in self._known.values():
-            yield TextSpan(np.append(known.row.text, self._batch.unknown_tokens(known.slot)), known.emitted)
 
 
 class Link:

@@ -13,6 +13,7 @@ or not, so importing this file loads nothing that drafting needs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -172,8 +173,11 @@ def requests_of(vllm_config: Any, timed: bool) -> Requests | None:
         warn_once(unknown)
         return None
     check_model(vllm_config)
-    if rank_of() != 0:
-        return None
+    from vllm.distributed.parallel_state import get_tp_group
+
+    with contextlib.suppress(AssertionError):  # no group: one process
+        if get_tp_group().rank_in_group != 0:  # whose drafts do not count
+            return None
     from lookahead.engines.requests import ExternalBudget, Requests
     from lookahead.engines.settings import DraftSettings, check_tries
 
@@ -194,16 +198,6 @@ def check_model(vllm_config: Any) -> None:
             f"{model.model}: keeps more state than its KV cache (hybrid, Mamba or linear attention), and vLLM does not restore "
             "it rightly behind drafts of different lengths. Leave the speculative config out for this model."
         )
-
-
-def rank_of() -> int:
-    """Return this process's rank among those that share the model's layers; drafts of rank 0 count."""
-    from vllm.distributed.parallel_state import get_tp_group
-
-    try:
-        return int(get_tp_group().rank_in_group)
-    except AssertionError:  # no group: one process
-        return 0
 
 
 def unknown_version() -> str:

@@ -90,7 +90,7 @@ def is_cached(name: str) -> bool:
 
 
 def tokenizer_of_trie(path: Path, name: str) -> str:
-    """Return where the trie's tokenizer is: its name. Raises ModelError where it is no longer there."""
+    """Return the name of the tokenizer that the trie was built with. Raises ModelError if it cannot be found."""
     if os.path.exists(name) or not name:
         return name
     try:

@@ -50,12 +50,12 @@ class Answering:
     @property
     def speedup(self) -> Speedup | None:
         """Speedup of this run so far over plain decoding; None if it is plain decoding, or not known."""
-        return None
+        return getattr(self.engine, "speedup", None)
 
     @property
     def clock(self) -> Clock | None:
-        """Clock of an engine of ours in this process."""
-        return None
+        """Clock of an engine of ours in this process; None of others."""
+        return getattr(self.engine, "clock", None)
 
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         run_rows(self.engine, self.tokenizer, requests, job, write, stopped)
@@ -69,14 +69,6 @@ class Answering:
 
 class OneEngine(Answering):
     """Our engine."""
-
-    @property
-    def speedup(self) -> Speedup | None:
-        return self.engine.speedup
-
-    @property
-    def clock(self) -> Clock | None:
-        return self.engine.clock
 
     def expect(self, rows: int) -> None:
         self.engine.expected_rows = rows
@@ -153,10 +145,6 @@ class Workers(Answering):
 
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         self.engine.run(requests, job.in_order, write, stopped)
-
-    @property
-    def speedup(self) -> Speedup | None:
-        return self.engine.speedup
 
     def used(self) -> dict[str, Any]:
         """The most of each worker."""

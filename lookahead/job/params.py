@@ -155,11 +155,8 @@ def chat_messages(value: Any) -> list[dict[str, Any]]:
 
     Raises RowError for content of another kind.
     """
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value)
-    ):
+    of_roles = isinstance(value, list) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in value)
+    if not of_roles or not value:
         raise RowError('"messages" is not a list of {"role", "content"} with text', "messages")
     return [{**message, "content": _text_of(message.get("content"))} for message in value]
 

@@ -112,10 +112,8 @@ def parse_row(row: dict[str, Any], line: int, default_id: str | int | None = Non
     """A Request, with `problem` set where the row cannot be used. default_id: of a row that has none (default: its line)."""
     default_id, in_batch = line if default_id is None else default_id, openai.is_openai(row)
     in_batch, adapters = in_batch and not (fields and fields.makes_prompts), fields.adapters if fields else ()
-    request, named = (
-        Request(str(default_id) if in_batch else default_id, line, openai=in_batch),
-        "custom_id" if in_batch else "id",
-    )
+    named = "custom_id" if in_batch else "id"
+    request = Request(str(default_id) if in_batch else default_id, line, openai=in_batch)
     try:
         if fields and not in_batch:
             request = dataclasses.replace(request, kept=fields.kept(row))

@@ -14,7 +14,7 @@ from typing import Any
 from lookahead.decode.sampling_options import SamplingFields
 from lookahead.errors import UsageError
 from lookahead.models.options import ModelOptions
-from lookahead.options import Option, OptionGroup, declared, option
+from lookahead.options import KEY, Option, OptionGroup, declared, option
 
 SESSION_TOKENS = 4_000_000
 HISTORY_TOKENS = 20_000_000
@@ -272,10 +272,6 @@ class OptionOfJob:
     field: dataclasses.Field[Any]
     about: Option
 
-    @property
-    def name(self) -> str:
-        return self.field.name
-
 
 def _all_options() -> Iterator[OptionOfJob]:
     for group, (panel, kind) in PANELS.items():
@@ -285,7 +281,14 @@ def _all_options() -> Iterator[OptionOfJob]:
             yield OptionOfJob(group, field, dataclasses.replace(about, changes_answers=changes, panel=about.panel or panel))
 
 
-OPTIONS = {each.name: each for each in _all_options()}  # fails here for a group that does not declare CHANGES_ANSWERS
+OPTIONS = {each.field.name: each for each in _all_options()}  # fails here for a group that does not declare CHANGES_ANSWERS
+
+
+def as_of_job(name: str, **others: Any) -> Any:
+    """A field of a group: an option of a job. others: its default or what it declares, where they differ."""
+    default = others.pop("default", OPTIONS[name].field.default)
+    about = dataclasses.replace(OPTIONS[name].about, **others)
+    return dataclasses.field(default=default, metadata={KEY: about})
 
 
 @dataclass(frozen=True)

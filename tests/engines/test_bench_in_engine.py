@@ -16,9 +16,10 @@ import pytest
 from lookahead.bench import contenders as engine_contenders
 from lookahead.bench import in_engine
 from lookahead.bench.compare import Comparison
-from lookahead.bench.contenders import Contenders, ModelBench, contenders
+from lookahead.bench.contenders import ModelBench, contenders
 from lookahead.bench.in_engine import About, InProcess
 from lookahead.bench.lossless import lossless
+from lookahead.bench.options import BenchOptions
 from lookahead.bench.page import bench_page
 from lookahead.bench.run import Run, Sample
 from lookahead.draft.options import DraftOptions
@@ -57,9 +58,9 @@ def test_what_makes_no_sense_in_an_engine_is_one_line(options, saying, tmp_path,
 
 def test_contenders_are_plain_vllms_own_and_ours_at_each_length(monkeypatch):
     monkeypatch.setattr(engine_contenders, "NEEDS", {"suffix": "no_such_package"})
-    assert [each.name for each in contenders("vllm")] == ["plain", "ngram", "auto", "single 9"]
+    assert [each.name for each in contenders("vllm", BenchOptions())] == ["plain", "ngram", "auto", "single 9"]
     monkeypatch.setattr(engine_contenders, "NEEDS", {})
-    found = contenders("vllm", Contenders("auto,single", "5,17", price=0.1, session_tokens=7))
+    found = contenders("vllm", BenchOptions(strategy="auto,single", decoding_length="5,17", price=0.1, session_tokens=7))
     assert [each.name for each in found] == ["plain", "ngram", "suffix", "auto 5", "auto 17", "single 5", "single 17"]
     assert [each.draft_tokens for each in found] == [0, 16, 16, 4, 16, 4, 16]
     assert [each.own and each.own["method"] for each in found[:4]] == [None, "ngram", "suffix", None]
@@ -68,14 +69,19 @@ def test_contenders_are_plain_vllms_own_and_ours_at_each_length(monkeypatch):
         assert (each.options.strategy, each.options.adaptive) == ("single", each.name.startswith("auto"))
         assert (each.options.decoding_length, each.options.branch_length) == (each.draft_tokens + 1, each.draft_tokens)
         assert (each.options.price, each.options.session_tokens) == (0.1, 7)
-    assert [each.draft_tokens for each in contenders("vllm", Contenders("single", "17", "6"), peers=False)] == [0, 6]
-    assert [each.name for each in contenders("vllm", Contenders("auto,single", "auto"), peers=False)] == ["plain", "auto"]
+    assert [
+        each.draft_tokens
+        for each in contenders("vllm", BenchOptions(strategy="single", decoding_length="17", branch_length="6", peers=False))
+    ] == [0, 6]
+    assert [
+        each.name for each in contenders("vllm", BenchOptions(strategy="auto,single", decoding_length="auto", peers=False))
+    ] == ["plain", "auto"]
     with pytest.raises(UsageError, match="--strategy off"):
-        contenders("vllm", Contenders("off"))
+        contenders("vllm", BenchOptions(strategy="off"))
 
 
 def test_each_contender_starts_sglang_with_a_share_of_what_others_have_left():
-    compared = contenders("sglang")
+    compared = contenders("sglang", BenchOptions())
     assert [(each.name, each.draft_tokens) for each in compared] == [("plain", 0), ("ngram", 15), ("hierarchical 16", 15)]
     bench = ModelBench(ModelOptions("org/model", engine="sglang", engine_arg=["device=cpu"]), contenders=compared)
     arguments = {}
@@ -155,7 +161,7 @@ def test_one_of_the_engines_own_ways_that_does_not_start_is_left_out():
     notices, started, closed, broken = list[str](), list[tuple[str, int]](), list[str](), "ngram"
     events = in_engine.BenchEvents()
     events.notice = notices.append
-    compared = [each for each in contenders("vllm", Contenders("auto")) if each.name != "suffix"]
+    compared = [each for each in contenders("vllm", BenchOptions(strategy="auto")) if each.name != "suffix"]
     bench = ModelBench(ModelOptions("org/model", engine="vllm"), contenders=compared)
     with in_engine._running(bench, start, events) as engines:
         assert list(engines) == ["plain", "auto"]
