@@ -56,7 +56,9 @@ def command(
 
 def show(report: QuantizeReport) -> None:
     """Sizes, the layers that lose most, and what that costs."""
-    written, compared, options = report.written, report.compared, report.options
+    from lookahead.bench.quantized import divergence
+
+    written, options = report.written, report.options
     errors = sorted(written.layers, key=lambda layer: -layer.error)
     render.facts(
         [
@@ -72,8 +74,8 @@ def show(report: QuantizeReport) -> None:
         "Layers that rounding changes most", ["layer", "bits", "RMS error"],
         [(layer.name, layer.bits, f"{layer.error:.2%}") for layer in errors[:WORST]],
     )  # fmt: skip
-    if compared is not None:
-        before, after, answers = compared.before, compared.after, compared.divergence
+    if (before := report.before) and (after := report.after):
+        answers = divergence(before, after)
         change = f"{before.loss:.4f} to {after.loss:.4f} ({after.loss - before.loss:+.4f}) nats a token"
         apart = ""
         if answers.text is not None and answers.token is not None:

@@ -33,23 +33,15 @@ from lookahead.trie.file import Trie
 
 
 @dataclasses.dataclass(frozen=True)
-class QualityChange:
-    """Quality of a model and of its quantized form, on the same texts, in float32."""
-
-    before: Quality
-    after: Quality
-    divergence: AnswerChange
-
-
-@dataclasses.dataclass(frozen=True)
 class QuantizeReport:
-    """mixed: None where all tokens have 8 bits. compared: None where there was no text."""
+    """mixed: None where all tokens have 8 bits. before, after: of the model, on the same texts, in float32; None: no text."""
 
     model: ModelOptions
     options: QuantizeOptions
     written: Written
     mixed: Chosen | None
-    compared: QualityChange | None
+    before: Quality | None = None
+    after: Quality | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that `quantize --json` prints."""
@@ -60,11 +52,10 @@ class QuantizeReport:
         if self.mixed is not None:
             value |= {"share_in_8_bits": self.mixed.share, "blocks_in_8_bits": self.mixed.in_8_bits}
             value |= {"calibration_loss_int8": self.mixed.loss_in_8_bits, "calibration_loss": self.mixed.loss}
-        if self.compared is not None:
-            before, after = self.compared.before, self.compared.after
+        if (before := self.before) and (after := self.after):
             value |= {"text_tokens": before.tokens, "loss_before": before.loss, "loss_after": after.loss}
             value |= {"perplexity_before": before.perplexity, "perplexity_after": after.perplexity}
-            value["answers"] = dataclasses.asdict(self.compared.divergence)
+            value["answers"] = dataclasses.asdict(divergence(before, after))
         return value
 
 
@@ -125,15 +116,15 @@ def quantize(model: ModelOptions, options: QuantizeOptions, events: BenchEvents 
         name = model.name
         written = quantize_checkpoint(name, options.out, options.weights, lambda done, of: progress(100 * done // of), *given)
     del calibration, given  # the model that they hold is freed
+    report = QuantizeReport(model, options, written, chosen[0] if chosen else None)
     if not texts:
-        return QuantizeReport(model, options, written, chosen[0] if chosen else None, None)
+        return report
     with events.working("comparing", 2, "models") as progress:
         before = quality_of(load_model(model, device="cpu"), texts)
         progress(1)
         after = quality_of(load_model(quantized(options.out)), texts)
         progress(2)
-    compared = QualityChange(before, after, divergence(before, after))
-    return QuantizeReport(model, options, written, chosen[0] if chosen else None, compared)
+    return dataclasses.replace(report, before=before, after=after)
 
 
 MOST_TOKENS = 512  # of a text: the rest is left out

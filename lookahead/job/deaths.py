@@ -9,8 +9,7 @@ twice while it has no other is given up. All others are answered, however often 
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 
 from lookahead.errors import LookaheadError
@@ -24,33 +23,26 @@ DEATHS_IN_A_ROW = 5  # of each engine while no row ends; then the job fails
 ENGINE_DIED = "EngineDied"  # the type of the error of such a row
 
 
-@dataclasses.dataclass
-class Task:
-    """A request. deaths: of engines that had no other row."""
-
-    request: Request
-    deaths: int = 0
-
-
 class Retries:
     """What is asked again. engines: that answer the job, whose seed is `seed`. deaths: of all of them."""
 
     def __init__(self, engines: int = 1, seed: int = 0):
         self._most, self._seed = DEATHS_IN_A_ROW * engines, seed
-        self._groups: deque[list[Task]] = deque()
+        self._groups: deque[list[Request]] = deque()
+        self._alone: Counter[int] = Counter()  # engines that died with this row alone, by its number
         self._without_rows = self.deaths = 0
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def next_group(self) -> list[Task]:
+    def next_group(self) -> list[Request]:
         """Rows that an engine is to answer while it has no others; none where nothing is asked again."""
         return self._groups.popleft() if self._groups else []
 
     def row_has_ended(self) -> None:
         self._without_rows = 0
 
-    def died(self, tasks: Collection[Task], reason: str) -> list[FinishedRow]:
+    def died(self, requests: Collection[Request], reason: str) -> list[FinishedRow]:
         """An engine has, with these rows. Returns error rows. Raises LookaheadError where engines die one after the other."""
         self.deaths += 1
         self._without_rows += 1
@@ -59,13 +51,13 @@ class Retries:
                 f"{self._without_rows} engines died one after the other ({reason}). The rows before are safe: the same command "
                 "with --resume continues."
             )
-        held = list(tasks)
+        held = list(requests)
         if len(held) == 1:
-            (task,) = held
-            task.deaths += 1
-            if task.deaths >= MOST_DEATHS:
-                what = f"the engine died {task.deaths} times while it answered this row alone ({reason})"
-                return [failed(task.request, f"{task.request.where}: {what}", ENGINE_DIED, self._seed)]
+            (request,) = held
+            self._alone[request.number] += 1
+            if (deaths := self._alone[request.number]) >= MOST_DEATHS:
+                what = f"the engine died {deaths} times while it answered this row alone ({reason})"
+                return [failed(request, f"{request.where}: {what}", ENGINE_DIED, self._seed)]
         size = -(-len(held) // PARTS)
         self._groups.extend(held[begin : begin + size] for begin in range(0, len(held), max(1, size)))
         return []

@@ -19,7 +19,7 @@ from lookahead.engines.foreign import FEATURES, ForeignSettings
 from lookahead.errors import EngineDiedError, UsageError
 from lookahead.forward.memory import peak_memory
 from lookahead.forward.parallel import Peers
-from lookahead.job.deaths import Retries, Task
+from lookahead.job.deaths import Retries
 from lookahead.job.events import Events, JobEvents
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
@@ -197,13 +197,12 @@ class InEngine(Answering):
     def run(self, requests: Iterable[Request], job: JobOptions, write: Write, stopped: Stopped) -> None:
         """As `run_rows`. An engine that dies is replaced, and its rows are asked again."""
         writer, retries = OrderedWriter(write, job.in_order, self.engine.batch_size), Retries(seed=job.seed)
-        tasks = map(Task, writer.expect(requests))
-        held: dict[int, Task] = {}  # by number of the request
+        unread, held = writer.expect(requests), dict[int, Request]()  # by number
 
-        def hold(group: Iterable[Task]) -> Iterator[Request]:
-            for task in group:
-                held[task.request.number] = task
-                yield task.request
+        def hold(group: Iterable[Request]) -> Iterator[Request]:
+            for request in group:
+                held[request.number] = request
+                yield request
 
         def put(ended: FinishedRow) -> None:
             retries.row_has_ended()
@@ -213,7 +212,7 @@ class InEngine(Answering):
         while not stopped():
             group = retries.next_group()
             try:
-                answer(self.engine, self.tokenizer, hold(group or tasks), job, put, stopped)
+                answer(self.engine, self.tokenizer, hold(group or unread), job, put, stopped)
                 if not group:
                     break
             except EngineDiedError as error:

@@ -29,7 +29,7 @@ from lookahead.cluster.connect import connected
 from lookahead.decode.engine import DecodingEngine
 from lookahead.errors import LookaheadError, UsageError
 from lookahead.forward.memory import gc_frozen, peak_memory
-from lookahead.job.deaths import Retries, Task
+from lookahead.job.deaths import Retries
 from lookahead.job.journal import FinishedRow
 from lookahead.job.rows import Request
 from lookahead.job.runner import JobOptions, OrderedWriter, Stopped, Write, answer
@@ -66,9 +66,9 @@ class Report:
 class Worker:
     """An engine in a process of its own; lives there. Its thread decodes while the others talk."""
 
-    def __init__(self, settings: EngineSettings, options: JobOptions, threads: int = 0):
+    def __init__(self, settings: EngineSettings, options: JobOptions, threads: int = 0, of_cluster: bool = False):
         """options: rows come as they end, regardless of content. threads: of the CPU; 0: as many as there are cores."""
-        self._settings, self._options, self._threads = settings, options, threads
+        self._settings, self._options, self._threads, self._of_cluster = settings, options, threads, of_cluster
         self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[Sequence[Emitted]] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[FinishedRow | Exception | None] = queue.SimpleQueue()  # None: the engine is ready
@@ -101,6 +101,8 @@ class Worker:
             loaded = self._settings.load()
         except Exception as error:
             ours = error if isinstance(error, LookaheadError) else None
+            if ours and self._of_cluster:
+                ours = type(ours)(f"on node {platform.node()}: {ours}")
             self._report = Report(error=ours)
             self._ended.put(None if ours else error)
             return
@@ -149,7 +151,7 @@ class _WorkerState:
 
     number: int
     handle: _LocalWorker | _RayWorker
-    tasks: dict[int, Task] = dataclasses.field(default_factory=dict)  # by number of the request
+    held: dict[int, Request] = dataclasses.field(default_factory=dict)  # by number
     retries: bool = False
     report: Report = dataclasses.field(default_factory=Report)
     call: Future[Report] | None = None
@@ -201,23 +203,23 @@ class WorkerPool:
     def run(self, requests: Iterable[Request], in_order: bool, write: Write, stopped: Stopped = lambda: False) -> None:
         """Run rows as `runner.run_rows` does. Raises LookaheadError also where workers are lost one after the other."""
         writer = OrderedWriter(write, in_order, self.batch_size * len(self._workers))
-        tasks = map(Task, writer.expect(requests))
-        while not stopped() and self._exchange(tasks, writer.put):
+        unread = writer.expect(requests)
+        while not stopped() and self._exchange(unread, writer.put):
             pass
         writer.finish()
 
-    def _exchange(self, tasks: Iterator[Task], put: Write) -> bool:
+    def _exchange(self, unread: Iterator[Request], put: Write) -> bool:
         """Call workers that are not being called, collect what others have answered. False when nothing is left to do."""
         for worker in self._workers:
             if worker.call is None:
-                new = self._next_tasks(worker, tasks) if worker.report.identity else []
-                worker.tasks.update((task.request.number, task) for task in new)
+                new = self._next_of(worker, unread) if worker.report.identity else []
+                worker.held.update((request.number, request) for request in new)
                 behind = min(self._emitted_in_all - worker.heard, len(self._emitted))
                 latest = itertools.islice(self._emitted, len(self._emitted) - behind, None)
                 news = [emitted for who, emitted in latest if who is not worker]
                 worker.heard = self._emitted_in_all
-                worker.call = worker.handle.exchange([task.request for task in new], news)
-        if self.reports and not self.retries and not any(worker.tasks for worker in self._workers):
+                worker.call = worker.handle.exchange(new, news)
+        if self.reports and not self.retries and not any(worker.held for worker in self._workers):
             return False
         done, _ = wait([worker.call for worker in self._workers if worker.call], TICK_SECONDS, FIRST_COMPLETED)
         for worker in self._workers:
@@ -225,16 +227,16 @@ class WorkerPool:
                 self._take_in(worker, put)
         return True
 
-    def _next_tasks(self, worker: _WorkerState, tasks: Iterator[Task]) -> list[Task]:
+    def _next_of(self, worker: _WorkerState, unread: Iterator[Request]) -> list[Request]:
         """What a worker gets. Where rows are asked again, it first ends what it has."""
         if self.retries or worker.retries:
-            if worker.tasks:
+            if worker.held:
                 return []
             group = self.retries.next_group()
             worker.retries = bool(group)
             if group:
                 return group
-        return list(itertools.islice(tasks, max(0, BATCHES_AHEAD * worker.report.batch_size - len(worker.tasks))))
+        return list(itertools.islice(unread, max(0, BATCHES_AHEAD * worker.report.batch_size - len(worker.held))))
 
     def _take_in(self, worker: _WorkerState, put: Write) -> None:
         call, worker.call = worker.call, None
@@ -256,13 +258,13 @@ class WorkerPool:
             if self._learn:
                 self._emitted.extend((worker, token_ids) for token_ids in ended.emitted)
                 self._emitted_in_all += len(ended.emitted)
-            del worker.tasks[ended.number]
+            del worker.held[ended.number]
             put(ended)
 
     def _replace(self, worker: _WorkerState, reason: str, put: Write) -> None:
         """A worker is lost: another replaces it, and what it held goes to whoever is free."""
-        given_up = self.retries.died(worker.tasks.values(), reason)
-        again = len(worker.tasks) - len(given_up)
+        given_up = self.retries.died(worker.held.values(), reason)
+        again = len(worker.held) - len(given_up)
         log.warning("worker %d was lost (%s): another takes its %d rows.", worker.number + 1, reason, again)
         worker.handle.dismiss()
         self._speedups_of_lost.append(worker.report.speedup)
@@ -365,22 +367,14 @@ class RayWorkers:
         self.size = size or gpus or len(nodes)
         self._gpus = 1 if gpus else 0
         self._cores = 1 if gpus else cores_each([int(node.get("CPU", 0)) for node in nodes], self.size)
-        self._arguments = settings, options, 0 if gpus else self._cores
+        self._arguments = settings, options, 0 if gpus else self._cores, True
 
     def start(self, number: int) -> _RayWorker:
-        actor = self._ray.remote(WorkerOnNode).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
+        actor = self._ray.remote(Worker).options(num_cpus=self._cores, num_gpus=self._gpus, scheduling_strategy="SPREAD")
         return _RayWorker(self._ray, actor.remote(*self._arguments))
 
     def close(self) -> None:
         self._connection.close()
-
-
-class WorkerOnNode(Worker):
-    def exchange(self, requests: Sequence[Request], heard: Sequence[Emitted]) -> Report:
-        report = super().exchange(requests, heard)
-        if report.error is None:
-            return report
-        return dataclasses.replace(report, error=type(report.error)(f"on node {platform.node()}: {report.error}"))
 
 
 class _RayWorker:

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.long_job import DyingEngine, check, install, rows_of
 from lookahead.engines.vllm_engine import VllmSettings, _watch
 from lookahead.errors import EngineDiedError, LookaheadError
-from lookahead.job.deaths import DEATHS_IN_A_ROW, ENGINE_DIED, MOST_DEATHS, PARTS, Retries, Task
+from lookahead.job.deaths import DEATHS_IN_A_ROW, ENGINE_DIED, MOST_DEATHS, PARTS, Retries
 from lookahead.job.rows import Request
 from lookahead.models.options import ModelOptions
 from tests.support.cli import write_jsonl
@@ -125,7 +125,7 @@ def test_a_request_that_a_dead_engine_gets_is_not_refused_but_asked_again():
 
 
 def test_rows_of_a_dead_engine_are_divided_down_to_single_ones():
-    tasks = [Task(Request(f"q{index}", index + 1, number=index)) for index in range(20)]
+    tasks = [Request(f"q{index}", index + 1, number=index) for index in range(20)]
     retries = Retries()
     assert retries.died(tasks, "x") == []
     groups = [retries.next_group() for _ in range(7)]

@@ -335,7 +335,7 @@ def workers_of(pid: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words, descendant = path.read_bytes(), int(path.parent.name)
-            if (b"spawn_main" in words or b"ray::WorkerOnNode" in words) and pid in ancestors(descendant):
+            if (b"spawn_main" in words or b"ray::Worker" in words) and pid in ancestors(descendant):
                 found.append(descendant)
     return sorted(found)
 
