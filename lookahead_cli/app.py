@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -136,10 +135,6 @@ def _failed(message: str, code: int = 1) -> int:
     return code
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
 def main() -> None:
     """Run the program.
 
@@ -151,5 +146,5 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", str(LOOKS))
     gc.set_threshold(10_000)
     atexit.register(gc.freeze)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(run())

@@ -162,12 +162,12 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
     from lookahead.job.progress import why_no_drafts
     from lookahead.job.record import shown_edl
 
-    totals, run = report.totals, report.run
+    totals, run, shared = report.totals, report.run, report.used.get("prompt_tokens_taken_over", 0)
     rows = [
         ("rows", f"{totals.rows:,} ({totals.errors:,} failed)"),
         ("tokens", f"{totals.tokens:,}"),
         ("in this run", f"{run.rows:,} rows, {run.tokens:,} tokens" if totals.rows > run.rows else ""),
-        ("prompts", _shared_prompts(report)),
+        ("prompts", f"{run.prompt_tokens:,} tokens, {shared:,} of them computed for other rows before" if shared else ""),
         ("time", f"{duration(report.seconds)}, after {duration(report.loading_seconds)} of loading"),
         ("speed", f"{run.tokens / report.seconds:,.1f} tokens/s{_over_plain(report)}"),
         ("estimated", _against_estimate(report)),
@@ -181,12 +181,6 @@ def table(report: JobReport, on_stderr: bool = True) -> None:
         logs.note(f"{name}: {value}")
     if on_stderr:
         render.summary(rows)
-
-
-def _shared_prompts(report: JobReport) -> str:
-    """How much of the prompts was computed once for several rows; "" for nothing."""
-    count = report.used.get("prompt_tokens_taken_over", 0)
-    return f"{report.run.prompt_tokens:,} tokens, {count:,} of them computed for other rows before" if count else ""
 
 
 def _against_estimate(report: JobReport) -> str:

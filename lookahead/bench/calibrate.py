@@ -110,8 +110,10 @@ def calibrate(
     least = min(first.values())
     apart = {cell: max(1, round((each / least) ** 0.5)) for cell, each in first.items()}  # rounds between visits
     order, rounds, few = np.random.default_rng(0), 1, set[Cell]()  # few: those of few calm visits
+    # Speedups are determined by these above all: plain forwards, and those of small drafts in one row.
+    often = [c for c in first if c.context <= SHORT and (c.width == 1 or (c.rows == 1 and c.width <= OFTEN))]
     while spent() < 1:
-        for cell in order.permutation(np.array([*first, *filter(_often, first)], object)):
+        for cell in order.permutation(np.array([*first, *often], object)):
             if rounds % apart[cell] == 0 or cell in few:
                 visits.append((cell, _faster(texts.seconds_of(cell, MOST_WARMING, first[cell]))))
             if spent() > 1:
@@ -121,11 +123,6 @@ def calibrate(
         rounds += 1
     measured = list((first | at_one_pace(calm(visits))).items())
     return dataclasses.replace(fitted(target, measured, rounds), **texts.accepting(ACCEPTING_SHARE * seconds)), measured
-
-
-def _often(cell: Cell) -> bool:
-    """Speedups are determined by these above all: plain forwards, and those of small drafts in one row."""
-    return cell.context <= SHORT and (cell.width == 1 or (cell.rows == 1 and cell.width <= OFTEN))
 
 
 def _faster(times: Sequence[float]) -> float:
@@ -276,7 +273,9 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     columns = np.hstack([steps, per]) / seconds[:, None]
     short = min(cell.context for cell in cells)
     weights = np.array([1.0 if cell.context == short else LONG_WEIGHT for cell in cells])
-    used = [*range(len(sizes)), *(len(sizes) + term for term in range(per.shape[1]) if _tells(tokens, per[:, term]))]
+    # Terms in which cells of one size differ: others cannot be distinguished from the size.
+    telling = [n for n in range(per.shape[1]) if any(len(set(per[tokens == size, n])) > 1 for size in sizes)]
+    used = [*range(len(sizes)), *(len(sizes) + term for term in telling)]
     while True:  # nothing takes less than nothing: steps and terms that would are left out, the worst first
         found = np.linalg.lstsq(columns[:, used] * weights[:, None], weights, rcond=None)[0]
         worst = int((found * columns[:, used].max(axis=0)).argmin())
@@ -310,8 +309,3 @@ def fitted(target: TargetModel, measured: Sequence[tuple[Cell, float]], rounds: 
     unscored = [(cell, seconds) for cell, seconds in measured if cell.wanted == "none" and cell.rows == 1]
     saved = [(profile.forward_seconds(Forward(c.tokens, c.rows, c.rows * c.context)) - each) / c.tokens for c, each in unscored]
     return dataclasses.replace(profile, per_score=max(0.0, float(np.mean(saved)))) if saved else profile
-
-
-def _tells(tokens: np.ndarray, term: np.ndarray) -> bool:
-    """True if cells of one size differ in this term, so that it can be distinguished from the size. Each: [cells]."""
-    return any(len(set(term[tokens == size])) > 1 for size in set(tokens.tolist()))

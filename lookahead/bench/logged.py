@@ -199,7 +199,8 @@ def _job_of(log: Log, bench: BenchOptions, notice: Callable[[str], None]) -> tup
     """(prompt files, settings) of the job that wrote a log: what was given, else what its manifest states."""
     known = settings_of(log.path)
     prompts: Sequence[str] = named_files(bench.prompts or ())
-    if log.lacks_prompts and not prompts and known.inputs and all(Path(name).is_file() for name in known.inputs):
+    lacking = any(logged.prompt is None for logged in log.answers)
+    if lacking and not prompts and known.inputs and all(Path(name).is_file() for name in known.inputs):
         prompts = known.inputs
         notice(f"{log.path}: prompts are read from {', '.join(prompts)}, which its manifest names.")
     fields = known.fields

@@ -132,10 +132,12 @@ class _Judge:
         """
         alone = self.alone[place:]
         noise, behind_best = torch.zeros_like(alone[:, 0]), _behind_best(alone, tokens)
+        units = UNITS * torch.finfo(self.target.dtype).eps * alone.max(-1).values.abs()
         for number, scores in enumerate(self._shapes(), 1):
             noise = torch.maximum(noise, (scores[place:] - alone).abs().amax(-1))
             behind_best = torch.minimum(behind_best, _behind_best(scores[place:], tokens))
-            tolerance = _tolerance(self.target, alone, noise)
+            known = torch.maximum(noise, noise.mean())  # a position where no shape happened to move anything is not better
+            tolerance = torch.minimum(torch.maximum(units, NOISES * known), SPREADS * alone.std(-1))
             far = (~(behind_best <= tolerance)).any(0)  # not finite is far
             if number >= ALWAYS and not far.any():
                 break
@@ -170,13 +172,6 @@ class _Judge:
 def _behind_best(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """[any, positions]: how far the scores of tokens [any, positions] lie below the best ones. scores: [positions, vocab]."""
     return scores.max(-1).values - scores.gather(1, tokens.T).T
-
-
-def _tolerance(target: TargetModel, scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """[positions]: how far below the best score rounding may bring a token that is emitted. noise: how far it moved scores."""
-    noise = torch.maximum(noise, noise.mean())  # a position where no shape happened to move anything is not better than others
-    units = UNITS * torch.finfo(target.dtype).eps * scores.max(-1).values.abs()
-    return torch.minimum(torch.maximum(units, NOISES * noise), SPREADS * scores.std(-1))
 
 
 def _rounded(score: float) -> float | None:

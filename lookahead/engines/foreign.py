@@ -321,16 +321,10 @@ class ForeignEngine(abc.ABC):
         if reason == "stop" and not stop_text:
             generation.stop_ids |= {*generation.token_ids[-1:]}  # those of its model are known to the engine
         if stop_text:
-            tokens = self._through_stop(generation)
+            # Engines leave the tokens that were accepted behind a stop text: count those until it is complete.
+            counts, ids, stop = range(1, len(generation.token_ids)), generation.token_ids, generation.stop
+            tokens = 1 + bisect.bisect_left(counts, True, key=lambda n: found_in(text_of(self._tokenizer, ids[:n]), stop))
             del generation.token_ids[tokens:], generation.token_logprobs[tokens:]
-
-    def _through_stop(self, generation: Generation) -> int:
-        """Count the tokens until a stop text is complete: engines leave those that were accepted behind it."""
-        assert self._tokenizer is not None
-        tokenizer, ids, stop = self._tokenizer, generation.token_ids, generation.stop
-        return 1 + bisect.bisect_left(
-            range(1, len(ids)), True, key=lambda count: found_in(text_of(tokenizer, ids[:count]), stop)
-        )
 
 
 def common_params(generation: Generation, repetition_penalty: float) -> dict[str, Any]:

@@ -53,12 +53,8 @@ class Algorithm(CustomSpecAlgo):
             raise ValueError(f"{self.name}: trees need --page-size 1, or --attention-backend flashinfer.")
 
 
-def _as_ngram(name: str) -> Any:
-    return lambda self, *args, **options: getattr(NGRAM, name)(*args, **options)
-
-
 for _name in ANSWERS:
-    setattr(Algorithm, _name, _as_ngram(_name))
+    setattr(Algorithm, _name, lambda self, *args, _name=_name, **options: getattr(NGRAM, _name)(*args, **options))
 
 
 def register_algorithm(name: str) -> None:

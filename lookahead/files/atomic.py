@@ -239,7 +239,10 @@ def _openable(path: Path) -> int:
 
 def _locked_sibling(path: Path) -> tuple[int, str]:
     """(descriptor, name) of a new temporary file next to `path`, locked. Raises LookaheadError where it cannot be made."""
-    _remove_abandoned(path)
+    for name in glob.glob(glob.escape(str(path.parent / f".{path.name}.")) + "????????.tmp"):
+        with contextlib.suppress(OSError), open(name, "rb") as file:  # an abandoned one can be locked
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            uninterrupted(os.unlink, name)
     while True:
         name = str(path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
@@ -255,13 +258,6 @@ def _locked_sibling(path: Path) -> tuple[int, str]:
                 _unlock(descriptor)  # taken for abandoned by another process in the moment before it was locked
                 continue
         return descriptor, name
-
-
-def _remove_abandoned(path: Path) -> None:
-    for name in glob.glob(glob.escape(str(path.parent / f".{path.name}.")) + "????????.tmp"):
-        with contextlib.suppress(OSError), open(name, "rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            uninterrupted(os.unlink, name)
 
 
 def _sync_folder(path: Path) -> None:

@@ -52,10 +52,6 @@ class Log:
     retokenized: int = 0
     other_prompts: int = 0
 
-    @property
-    def lacks_prompts(self) -> bool:
-        return any(logged.prompt is None for logged in self.answers)
-
     def notes(self) -> list[str]:
         """Return what a reader of the results should know, a line each."""
         job = "than in the job. Give its --chat, --system and --tokenizer, or write prompts with the answers: generate --echo."
