@@ -83,7 +83,11 @@ class CorpusBuild:
             raise UsageError("--min-count does not go with --append: append first, then lookahead prune-trie --min-count N.")
         self._threads, self._ray = threads, ray
         self.before = Trie(spec.append) if spec.append is not None else None
-        self.spec = spec if self.before is None else _as_before(spec, self.before)
+        self.spec = spec
+        if self.before is not None and spec.tokenizer is None and spec.vocab_size is None:  # those of the trie
+            name, size = self.before.header.tokenizer_name, self.before.header.vocab_size
+            known = {"tokenizer": tokenizer_of_trie(self.before.path, name)} if name else {"vocab_size": size}
+            self.spec = dataclasses.replace(spec, **known)
         if (self.spec.tokenizer is None) == (self.spec.vocab_size is None):
             raise UsageError("give either --tokenizer NAME_OR_DIR (text) or --vocab-size N (rows of ids).")
         if spec.split not in ("file", "paragraphs"):
@@ -183,12 +187,3 @@ def _whose(path: str, tokenizer: Any | None, name: str) -> tuple[Any | None, Tok
         return tokenizer, identity(tokenizer, name)
     largest = max((int(np.max(d.token_ids)) for d in read_documents([path], None, CorpusReport())), default=0)
     return None, TokenizerIdentity(largest + 1)
-
-
-def _as_before(spec: BuildSpec, trie: Trie) -> BuildSpec:
-    """Take the tokenizer, or the vocabulary, of the trie that is added to, where none is given."""
-    if spec.tokenizer is not None or spec.vocab_size is not None:
-        return spec
-    if not trie.header.tokenizer_name:
-        return dataclasses.replace(spec, vocab_size=trie.header.vocab_size)
-    return dataclasses.replace(spec, tokenizer=tokenizer_of_trie(trie.path, trie.header.tokenizer_name))

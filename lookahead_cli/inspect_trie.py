@@ -108,7 +108,15 @@ def show(found: TrieReport, tables: bool = True) -> None:
     facts = _facts(found)
     render.facts(facts if tables else [fact for fact in facts if fact[0] in ("trie", "integrity")])
     if tables:
-        _show_tables(found)
+        render.sources("Sources", found.trie.header)
+        render.table(
+            "Nodes by depth", ["depth", "nodes", "branching", "seen once"],
+            [(str(d.depth), d.nodes, f"{d.branching:.2f}", f"{d.singletons:.1%}") for d in found.seen.depths],
+        )  # fmt: skip
+        if found.seen.top:
+            texts = ((str(ids) if (text := found.text(ids)) is None else repr(text), count) for ids, count in found.seen.top)
+            what = "text" if found.tokenizer is not None else "token ids"
+            render.table("Most frequent branches of 4 tokens", [what, "count"], list(texts))
     if found.replayed is not None:
         edl, drafted = found.replayed.edl, found.replayed.as_json()["draft_tokens_per_step"]
         line = f"{found.asked.coverage}: EDL {edl:.2f} at {drafted} draft tokens a step, {found.replayed.tokens:,} tokens"
@@ -138,18 +146,6 @@ def _facts(found: TrieReport) -> list[tuple[str, str]]:
     if found.asked.verify:
         facts.append(("integrity", "every checksum and invariant holds"))
     return facts
-
-
-def _show_tables(found: TrieReport) -> None:
-    render.sources("Sources", found.trie.header)
-    render.table(
-        "Nodes by depth", ["depth", "nodes", "branching", "seen once"],
-        [(str(d.depth), d.nodes, f"{d.branching:.2f}", f"{d.singletons:.1%}") for d in found.seen.depths],
-    )  # fmt: skip
-    if found.seen.top:
-        texts = ((str(ids) if (text := found.text(ids)) is None else repr(text), count) for ids, count in found.seen.top)
-        what = "text" if found.tokenizer is not None else "token ids"
-        render.table("Most frequent branches of 4 tokens", [what, "count"], list(texts))
 
 
 def _show_query(found: TrieReport, drafted: Drafted) -> None:

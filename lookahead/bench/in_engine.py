@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -87,14 +88,9 @@ class InProcess:
             self._process.dismiss()
             raise
 
-    def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
-        return self._call("answerable", requests, path, max_new_tokens)
-
-    def answer(self, prompts: Prompts, max_new_tokens: int) -> Sample:
-        return self._call("answer", prompts, max_new_tokens)
-
-    def forget(self) -> None:
-        self._call("forget")
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """A method of the engine."""
+        return functools.partial(self._call, method)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # it may have ended itself

@@ -248,7 +248,14 @@ def replay_logs(bench: BenchOptions, events: BenchEvents) -> ReplayReport:
         explain_rows(workloads, options[0], loaded, bench.explain, events)
     # Those that need no costs; if there are none, the first at its longest.
     fixed = [option for option in options if not option.adaptive] or [dataclasses.replace(options[0], adaptive=False)]
-    replays = _replay_all(workloads, fixed, bench.baselines, events)
+    contenders: list[Contender] = [(None, option) for option in fixed]
+    if bench.baselines:
+        at_each_length = {option.decoding_length: option for option in fixed}.values()
+        contenders += [(name, option) for name in BASELINES for option in at_each_length]
+    compile_for(workloads, fixed[0], events)
+    runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
+    with events.working("replaying", runs, "runs") as progress:
+        replays = replay_workloads(workloads, contenders, progress=progress)
     value, comparisons = as_json(replays), []
     if profile:
         for workload, of_workload in zip(workloads, value.get("workloads", [value]), strict=True):
@@ -262,20 +269,6 @@ def replay_logs(bench: BenchOptions, events: BenchEvents) -> ReplayReport:
             _add_predicted(of_workload, predicted, "warm" if workload.tries else "cold")
             comparisons += predicted
     return ReplayReport(replays, comparisons, value)
-
-
-def _replay_all(
-    workloads: list[Workload], options: list[DraftOptions], baselines: bool, events: BenchEvents
-) -> list[WorkloadReplay]:
-    """Replay each workload with each of `options`, and with `baselines` at the same decoding lengths."""
-    contenders: list[Contender] = [(None, option) for option in options]
-    if baselines:
-        at_each_length = {option.decoding_length: option for option in options}.values()
-        contenders += [(name, option) for name in BASELINES for option in at_each_length]
-    compile_for(workloads, options[0], events)
-    runs = len(contenders) * sum(len(workload.starts) for workload in workloads)
-    with events.working("replaying", runs, "runs") as progress:
-        return replay_workloads(workloads, contenders, progress=progress)
 
 
 def _add_predicted(value: dict[str, Any], predicted: list[Comparison], start: str) -> None:

@@ -53,6 +53,12 @@ def answered(row: dict[str, Any]) -> AnsweredRow | None:
     return AnsweredRow(row.get("id"), _some(samples_or_row), False, prompt_of(row), _count(row.get("prompt_tokens")))
 
 
+def asked(row: dict[str, Any]) -> Any | None:
+    """Return what an OpenAI batch request asks: its chat messages, text or ids; None if the row is not one."""
+    body = row.get("body")
+    return prompt_of(body) if isinstance(body, dict) else None
+
+
 def prompt_of(row: dict[str, Any]) -> Any | None:
     """The prompt that stands in a row: token ids, chat messages or text; None if there is none."""
     ids, text = row.get("prompt_ids"), row.get("prompt")
@@ -156,7 +162,7 @@ def documents_of(
     if job_row is not None and job_row.answers:
         return _of_answers(job_row, source, vocab_size, tokenized)
     found, problem = _of_fields(row, source, None, vocab_size)
-    if problem and isinstance(row.get("body"), dict) and (prompt := prompt_of(row["body"])) is not None:
+    if problem and (prompt := asked(row)) is not None:
         return _of_request(prompt, source)
     return found, problem
 

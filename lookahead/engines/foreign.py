@@ -115,11 +115,13 @@ class ForeignSettings(abc.ABC):
             "adaptive": drafts.adaptive,
         }
 
-    def check_arguments(self, ours: Mapping[str, str]) -> None:
-        """Raise UsageError for an argument that an option of the job sets. ours: argument -> option."""
+    def common_arguments(self, ours: Mapping[str, str], on_cpu: bool) -> dict[str, Any]:
+        """Arguments that engines name alike. ours: argument -> option of a job. Raises UsageError for one that is set twice."""
         for name in self.engine_args:
             if name in ours:
                 raise UsageError(f"--engine-arg {name}: is set by {ours[name]}.")
+        dtype = "float32" if self.model.dtype == "auto" and on_cpu else self.model.dtype
+        return {"revision": self.model.revision, "trust_remote_code": self.model.trust_remote_code, "dtype": dtype}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,13 +62,10 @@ class SglangSettings(ForeignSettings):
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of `ServerArgs`. Raises UsageError for what is set twice."""
-        self.check_arguments(OURS)
         found: dict[str, Any] = {
+            **self.common_arguments(OURS, self.engine_args.get("device") == "cpu"),
             "model_path": self.model.name,
             "tokenizer_path": self.model.tokenizer,
-            "revision": self.model.revision,
-            "trust_remote_code": self.model.trust_remote_code,
-            "dtype": "float32" if self.model.dtype == "auto" and self.engine_args.get("device") == "cpu" else self.model.dtype,
             "max_running_requests": self.batch_size,
             "grammar_backend": "llguidance",
             "log_level": "error",

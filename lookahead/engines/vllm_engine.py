@@ -47,13 +47,10 @@ class VllmSettings(ForeignSettings):
 
     def arguments(self, on_cpu: bool) -> dict[str, Any]:
         """Return arguments of `EngineArgs`. Raises UsageError for what is set twice."""
-        self.check_arguments(OURS)
         found: dict[str, Any] = {
+            **self.common_arguments(OURS, on_cpu),
             "model": self.model.name,
             "tokenizer": self.model.tokenizer,
-            "revision": self.model.revision,
-            "trust_remote_code": self.model.trust_remote_code,
-            "dtype": "float32" if self.model.dtype == "auto" and on_cpu else self.model.dtype,
             "max_logprobs": LOGPROBS,
             "use_tqdm_on_load": False,
             "disable_log_stats": True,

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lookahead.budget.speedup import Speedup
 from lookahead.decode.engine import Clock
@@ -30,9 +30,7 @@ from lookahead.models.adapter import check_adapter
 from lookahead.models.load import check_adapters, load_model, read_config
 from lookahead.token_documents import TokenizerIdentity
 from lookahead.tokenizer import identity as identity_of
-
-if TYPE_CHECKING:
-    from lookahead.trie.file import Trie
+from lookahead.trie.file import Trie
 
 log = logging.getLogger(__name__)
 
