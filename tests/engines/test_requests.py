@@ -221,7 +221,7 @@ def test_arrays_by_id_hold_chains_filler_and_confidences(trie):
     assert accepted > 3
     prefilled["b"] = lengths["b"]  # preempted, and resumed before the next call
     step("b", {"b": 1})
-    assert set(requests) == {"b"}
+    assert ("b" in requests, len(requests)) == (True, 1)
 
 
 ANSWER = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]

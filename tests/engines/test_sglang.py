@@ -126,7 +126,7 @@ def test_a_request_that_was_preempted_begins_again_with_all_its_text(trie):
     text, rows = text_of(99), ByTree(Requests(drafter_of([trie])), WIDTH)
     rows.step(["a", "b"], [Text(text[:12], text[12:20]), Text(text[:12], text[12:13])])
     rows.finish(["a", "never seen"])
-    assert set(rows.requests) == {"b"}
+    assert ("b" in rows.requests, len(rows.requests)) == (True, 1)
     rows.step(["b", "a"], [Text(text[:12], text[12:15]), Text(text[:12], text[12:22])])
     for request_id, end in (("a", 22), ("b", 15)):
         assert rows.requests.has_text(request_id, np.array(text[:end], np.int32))
