@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import sys
 import time
 from collections import deque
@@ -40,6 +41,7 @@ from lookahead.job.spec import JobSpec
 from lookahead.printable import json_text
 from lookahead.token_documents import OUTPUTS, TokenDocument, TokenizerIdentity
 from lookahead.trie.file import Trie
+from lookahead.trie.format import CHUNK
 from lookahead.trie.segment import BuildResources
 
 if TYPE_CHECKING:
@@ -370,6 +372,15 @@ def copies_in(path: str, documents: Iterable[TokenDocument]) -> int:
     if not Path(path).exists():
         return 0
     trie = Trie(path)
-    ids = [part for each in documents if len(each.token_ids) for part in (each.token_ids, [trie.header.separator])]
-    end = np.concatenate(ids) if ids else np.empty(0)
-    return sum(np.array_equal(segment.tokens[-len(end) :], end) for segment in trie.segments)
+    length, digest = _digest(np.append(each.token_ids, trie.header.separator) for each in documents if len(each.token_ids))
+    ends = [segment.tokens[-length:] for segment in trie.segments if 0 < length <= len(segment.tokens)]
+    return sum(_digest(np.array_split(end, 1 + length // CHUNK)) == (length, digest) for end in ends)
+
+
+def _digest(texts: Iterable[np.ndarray]) -> tuple[int, bytes]:
+    """(length, digest) of token ids, text after text: not all are in memory at once."""
+    length, digest = 0, hashlib.blake2b()
+    for text in texts:
+        length += len(text)
+        digest.update(text.astype(np.uint32).tobytes())
+    return length, digest.digest()
