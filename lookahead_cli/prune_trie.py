@@ -64,11 +64,9 @@ def command(
     reads.append(Input("--drop-documents", options.drop_documents or []))
     reads += [] if common.overwrite else [Input("TRIE", [trie])]  # what is pruned is gone
     common.check([Output("-o", out, TRIE)], reads)
-    tokens, limit, opened = None, None, Trie(trie)
-    if (most := options.max_tokens) is not None:
-        tokens = _part_of(opened.header.tokens, most, "tokens") or int(most[:20] if most.isdecimal() else 0)
-        if not 1 <= tokens < 1 << 63:
-            raise UsageError(f"--max-tokens {most}: give a number of tokens, or a percentage such as 50%.")
+    tokens, limit, opened = _tokens(options.max_tokens), None, Trie(trie)
+    if options.max_tokens is not None and tokens is None:
+        tokens = _part_of(opened.header.tokens, options.max_tokens, "tokens")
     if options.max_bytes is not None:
         limit = _part_of(opened.path.stat().st_size, options.max_bytes, "file") or size_in_bytes(options.max_bytes)
     loaded = None
@@ -116,6 +114,15 @@ def _part_of(whole: int, text: str, what: str) -> int | None:
     if not 0 < share <= 1:
         raise UsageError(f"{text!r}: give a percentage of the {what}, above 0 and at most 100, such as 50%.")
     return max(1, int(share * whole))
+
+
+def _tokens(text: str | None) -> int | None:
+    """Read --max-tokens; None for a percentage. Raises UsageError for what is neither that nor a number above 0."""
+    if text is None or _part_of(1, text, "tokens"):
+        return None
+    if not text.isdecimal() or not 1 <= int(text[:20]) < 1 << 63:
+        raise UsageError(f"--max-tokens {text}: give a number of tokens, or a percentage such as 50%.")
+    return int(text)
 
 
 def _described(trie: Trie, coverage: str | None, tokenizer: Any | None) -> dict[str, Any]:
