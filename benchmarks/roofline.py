@@ -32,9 +32,8 @@ from lookahead.forward.slots import slots_of
 from lookahead.forward.target import TargetModel
 from lookahead.models.load import load_model
 from lookahead.native.kernels import carray, int64_at
-from lookahead.native.threads import run_in
+from lookahead.native.threads import add, run_in
 from lookahead.native.vector_code import LANES, LONG, VECTOR, WHOLE, emitted
-from lookahead.native.vectors import take_ticket
 
 PAST = 128  # tokens in the cache
 READ = 512 << 20  # bytes
@@ -95,10 +94,10 @@ _multiply_numbers, _multiply_pairs, _multiply_bytes = (_multiplier(kind) for kin
 def _read(address):
     """Take pieces of the memory that the array at `address` describes: tickets, begin, pieces."""
     task, into = carray(int64_at(address), (3,)), np.empty(8 * LANES, np.float32)
-    piece = take_ticket(address)
+    piece = add(address, 1)
     while piece < task[2]:
         read_all(task[1] + piece * PIECE, PIECE, into.ctypes.data)
-        piece = take_ticket(address)
+        piece = add(address, 1)
 
 
 def _numbers(address):

@@ -55,7 +55,7 @@ def _forward() -> None:
     c_function(panel_kernel.product)
     for kind in (panel_kernel.FLOAT32, panel_kernel.BFLOAT16, panel_kernel.FLOAT16):  # float32 may lie in 16 bits
         panel_kernel.multiplier_of(kind)
-    c_function(attention_kernel.float32)
+    c_function(attention_kernel.attention(np.float32, np.float32))
     c_function(program_kernel.prepare)
     c_function(program_kernel.run)
     one, root = np.zeros(1, np.int64), np.full(1, -1, np.int32)

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite.binding import get_host_cpu_name
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
@@ -78,9 +79,13 @@ class KernelCache(NullCache):
 
     def __init__(self, function: Callable[..., Any], sources: bytes):
         code = function.__code__
-        self._kept = function.__closure__ is None  # what is in a closure has no name to be distinguished by
+        held = [cell.cell_contents for cell in function.__closure__ or ()]
+        self._kept = all(
+            isinstance(each, int | np.generic) for each in held
+        )  # other things have no name to be distinguished by
         self._module = function.__module__
-        name = re.sub(r"[^\w.]", "_", f"{function.__module__}.{function.__qualname__}")
+        parts = function.__module__, function.__qualname__, *(f"{type(each).__name__}_{each}" for each in held)
+        name = re.sub(r"[^\w.]", "_", ".".join(parts))
         self._name = f"{name}.{sys.implementation.cache_tag}-numba-{numba.__version__}"
         made_of = sources + hashlib.sha256(code.co_code + str(code.co_firstlineno).encode()).digest()
         self._stamp = hashlib.sha256(made_of).hexdigest()[:12]
@@ -93,10 +98,10 @@ class KernelCache(NullCache):
         """The kernel for this signature; None if it is not there."""
         target_context.refresh()
         name = self._file_name(signature, target_context.codegen())
-        content = _found(name) if self._kept else None
+        content = found(name) if self._kept else None
         if content is None and self._kept and wait_for is not None:
             wait_for(self._module, lambda: _is_there(name))
-            content = _found(name)
+            content = found(name)
         return None if content is None else CompileResult._rebuild(target_context, *pickle.loads(content))
 
     def save_overload(self, signature: Any, compiled: CompileResult) -> None:
@@ -154,7 +159,7 @@ def folder_to_write() -> Path | None:
     return next((folder for folder in _candidates() if not _problem_of(folder)), None)
 
 
-def _found(name: str) -> bytes | None:
+def found(name: str) -> bytes | None:
     """The content of a file in any folder that is read from."""
     return next((content for folder in _readable() if (content := _read(folder / name)) is not None), None)
 
@@ -163,14 +168,10 @@ def _is_there(name: str) -> bool:
     return any((folder / name).exists() for folder in _readable())
 
 
-def _mark_name(group: str, sources: bytes) -> str:
+def mark_name(group: str, sources: bytes) -> str:
+    """The file that notes that this version of this group of kernels is compiled, see `write_mark`."""
     about = f"{sys.implementation.cache_tag}-numba-{numba.__version__}-{get_host_cpu_name()}"
     return f"{group}.{about}-{hashlib.sha256(sources).hexdigest()[:12]}.done"
-
-
-def has_mark(group: str, sources: bytes) -> bool:
-    """Tell whether `write_mark` was called for this group of kernels, by this version of them."""
-    return _found(_mark_name(group, sources)) is not None
 
 
 def write_mark(group: str, sources: bytes) -> None:
@@ -178,7 +179,7 @@ def write_mark(group: str, sources: bytes) -> None:
     folder = folder_to_write()
     if folder is None:
         return
-    _write(folder, _mark_name(group, sources), b"")
+    _write(folder, mark_name(group, sources), b"")
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{group}.*.done"):  # of earlier versions
             if time.time() - path.lstat().st_mtime > OUTDATED:

@@ -63,7 +63,7 @@ def shares_of(groups: Sequence[str], processes: int) -> list[list[str]]:
 
 def is_done(group: str) -> bool:
     """Tell whether all of a group has been compiled, by this version of the kernels."""
-    return kernel_cache.has_mark(group, SOURCES)
+    return kernel_cache.found(kernel_cache.mark_name(group, SOURCES)) is not None
 
 
 @contextlib.contextmanager

@@ -42,26 +42,28 @@ def _library() -> Any:
     return None
 
 
-@functools.cache
 def openmp() -> Any:
     """GOMP_parallel(function, argument, threads, flags), which runs the function in that many threads; None if there is
     none.
     """
-    library = _library()
-    return None if library is None else library.GOMP_parallel
+    return getattr(_library(), "GOMP_parallel", None)
+
+
+def _address_of(function: Any) -> int:
+    """Where a C function lies; 0 for None."""
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @functools.cache
 def openmp_address() -> int:
     """Return where the function `openmp` is; 0 if there is none."""
-    return int(ctypes.cast(openmp(), ctypes.c_void_p).value or 0) if openmp() else 0
+    return _address_of(openmp())
 
 
 @functools.cache
 def thread_number() -> int:
     """The address of a C function that gives the number of the thread that calls it, among those that run a kernel; or 0."""
-    library = _library()
-    return 0 if library is None else int(ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value or 0)
+    return _address_of(getattr(_library(), "omp_get_thread_num", None))
 
 
 def most_threads() -> int:
@@ -100,7 +102,7 @@ _kept: list[Any] = []  # machine code lives as long as what compiled it
 @functools.cache
 def gives_way() -> int:
     """The address of a C function that lets other threads have the processor."""
-    return int(ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0)
+    return _address_of(ctypes.CDLL(None).sched_yield)
 
 
 @emitted(types.int64)

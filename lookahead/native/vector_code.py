@@ -188,15 +188,15 @@ class Code:
         return sums[0]
 
 
-def each_chunk(code: Code, width: Any, sums: list[Any], add: Any) -> None:
-    """Run add(sums, offset in numbers, count or None) over a vector of `width` numbers, 16 at a time."""
+def each_chunk(code: Code, width: Any, add: Any) -> None:
+    """Run add(offset in numbers, count or None) over a vector of `width` numbers, 16 at a time."""
     builder = code.builder
     rest = builder.srem(width, ir.Constant(LONG, LANES))
     whole = builder.sub(width, rest)
     with code.loop(whole, LANES) as at:
-        add(sums, at, None)
+        add(at, None)
     with builder.if_then(builder.icmp_signed(">", rest, ir.Constant(LONG, 0)), likely=False):
-        add(sums, whole, rest)
+        add(whole, rest)
 
 
 def emitted(result: Any = types.void, of_kind: bool = False, **kinds: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -42,13 +42,13 @@ def dots(code, query, key, stride, count, width, scores):
         four = rows[first : first + 4]
         sums = [code.variable(VECTOR, code.constant(0.0)) for _ in four]
 
-        def add(sums, at, some, four=four):
+        def add(at, some, four=four, sums=sums):
             part = code.load(code.at(query, at, 4))
             for address, slot in zip(four, sums, strict=True):
                 product = code.fma(part, code.numbers(address, at, some), builder.load(slot))
                 builder.store(product, slot)
 
-        each_chunk(code, width, sums, add)
+        each_chunk(code, width, add)
         totals += [builder.load(slot) for slot in sums]
     code.store(code.folded(totals), scores)
 
@@ -59,11 +59,11 @@ def dot(code, query, key, width):
     builder = code.builder
     slot = code.variable(VECTOR, code.constant(0.0))
 
-    def add(sums, at, some):
+    def add(at, some):
         part = code.load(code.at(query, at, 4))
         builder.store(code.fma(part, code.numbers(key, at, some), builder.load(slot)), slot)
 
-    each_chunk(code, width, [slot], add)
+    each_chunk(code, width, add)
     return code.reduced(builder.load(slot), builder.fadd)
 
 
@@ -72,7 +72,7 @@ def transpose(code, key, stride, count, width, turned):
     """16 keys side by side: float32 [width padded, 16] in scratch memory; from `count` on the last key again."""
     builder, rows = code.builder, [*_rows(code, key, stride, count)]
 
-    def add(sums, at, some):
+    def add(at, some):
         block = [code.numbers(row, at, some) for row in rows]
         for half in (8, 4, 2, 1):  # swap the halves of pairs of rows: 16 x 16 numbers are turned in four rounds
             low = [lane if lane & half == 0 else lane - half + LANES for lane in range(LANES)]
@@ -87,7 +87,7 @@ def transpose(code, key, stride, count, width, turned):
         for number, vector in enumerate(block):
             code.store(vector, builder.add(start, ir.Constant(LONG, 4 * LANES * number)))
 
-    each_chunk(code, width, [], add)
+    each_chunk(code, width, add)
 
 
 @emitted()
@@ -133,12 +133,12 @@ def largest(code, scores, count):
     builder = code.builder
     slot = code.variable(VECTOR, code.constant(LEAST))
 
-    def add(sums, at, some):
+    def add(at, some):
         where, most = code.at(scores, at, 4), builder.load(slot)
         new = code.load(where) if some is None else code.masked(where, code.below(some), most)
         builder.store(code.larger(new, most), slot)
 
-    each_chunk(code, count, [slot], add)
+    each_chunk(code, count, add)
     return code.reduced(builder.load(slot), code.larger)
 
 
@@ -148,7 +148,7 @@ def powers(code, scores, count, most):
     builder = code.builder
     most = code.splat(most)
 
-    def add(sums, at, some):
+    def add(at, some):
         where = code.at(scores, at, 4)
         mask = None if some is None else code.below(some)
         score = code.load(where) if mask is None else code.masked(where, mask, most)
@@ -166,7 +166,7 @@ def powers(code, scores, count, most):
         result = builder.select(live, result, code.constant(0.0))
         code.store_numbers(result, where, 4, mask)
 
-    each_chunk(code, count, [], add)
+    each_chunk(code, count, add)
 
 
 def _mixer(rows: int, vectors: int) -> Any:
@@ -223,10 +223,10 @@ def widen(code, source, count, factor, target):
     builder = code.builder
     factor = code.splat(factor)
 
-    def add(sums, at, some):
+    def add(at, some):
         code.store(builder.fmul(code.numbers(source, at, some), factor), code.at(target, at, 4))
 
-    each_chunk(code, count, [], add)
+    each_chunk(code, count, add)
 
 
 @emitted(of_kind=True, factor=types.float32)
@@ -235,16 +235,10 @@ def narrow(code, source, count, factor, target):
     builder = code.builder
     factor = code.splat(factor)
 
-    def add(sums, at, some):
+    def add(at, some):
         result = builder.fmul(code.load(code.at(source, at, 4)), factor)
         result = result if code.size == 4 else code.narrowed(result)
         mask = None if some is None else code.below(some)
         code.store_numbers(result, code.at(target, at, code.size), code.size, mask)
 
-    each_chunk(code, count, [], add)
-
-
-@emitted(types.int64)
-def take_ticket(code, address):
-    """int64: the counter at this address before it is raised by one, for threads that share work."""
-    return code.builder.atomic_rmw("add", code.pointer(address, LONG), ir.Constant(LONG, 1), "monotonic")
+    each_chunk(code, count, add)

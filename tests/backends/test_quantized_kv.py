@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lookahead.backends.cpu.attention_cpu import ENTRIES
+from lookahead.backends.cpu.attention_cpu import NUMBERS
 from lookahead.backends.cpu.linear import lay_out
 from lookahead.backends.cpu.quantized_kv import with_kv_dtype
 from lookahead.draft.tree import chain, side_by_side
@@ -76,7 +76,7 @@ def test_bytes_of_a_token_do_not_depend_on_others(kv_dtype):
 
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype"),
-    some_deep(itertools.product(DTYPES, sorted(ENTRIES, key=str)), [("int8", torch.float32), ("int4", torch.bfloat16)]),
+    some_deep(itertools.product(DTYPES, sorted(NUMBERS, key=str)), [("int8", torch.float32), ("int4", torch.bfloat16)]),
 )
 def test_attention_reads_what_was_written(kv_dtype, dtype):
     """Of trees, windows and heads that share keys; 40 queries are worked on in another way than few."""

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from lookahead.backends.cpu.attention_cpu import ENTRIES
+from lookahead.backends.cpu.attention_cpu import NUMBERS
 from lookahead.errors import ModelError
 from lookahead.forward.tree_attention import reference, tree_attention
 from lookahead.forward.tree_meta import FIELDS, SLOT, arrange
 
 NO_LIMIT = 1 << 60
 CAPACITY = 320
-DTYPES = sorted(ENTRIES, key=str)
+DTYPES = sorted(NUMBERS, key=str)
 CLOSE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # scores of up to 30 in the exponent
 
 op = torch.ops.lookahead.tree_attention

@@ -16,7 +16,7 @@ from lookahead.backends.cpu.embedding import TableInPanels, in_panels, may_be_in
 from lookahead.backends.cpu.linear import LaidOutLinear, lay_out
 from lookahead.backends.cpu.quantize import quantize_linears
 from lookahead.backends.cpu.quantized import QuantizedPanels, in_4_bits, in_8_bits
-from lookahead.backends.cpu.quantized_code import multiply_groups
+from lookahead.backends.cpu.quantized_code import multiply
 from lookahead.bench.on_model import weight_bytes
 from lookahead.decode.engine import DecodingEngine
 from lookahead.draft.drafter import Drafter
@@ -73,7 +73,7 @@ def test_every_processor_adds_up_to_the_same_bits(monkeypatch, bits):
 
         @numba.njit(error_model="numpy")
         def add_up(token, stride, count, weights, groups, sums):
-            multiply_groups(kind, token, stride, count, weights, groups, sums)
+            multiply(kind, token, stride, count, weights, groups, sums, 0, 0)
 
         sums = np.zeros((count, 64), np.float32)
         add_up(tokens.data_ptr(), tokens.stride(0), count, weights, inner // 64, sums.ctypes.data)

@@ -36,8 +36,8 @@ def forwards() -> None:
     of_x86 = (panel_kernel.INT8, panel_kernel.INT4) if platform.machine() == "x86_64" else ()
     for kind in (panel_kernel.BFLOAT16, panel_kernel.FLOAT16, *of_x86):
         panel_kernel.multiplier_of(kind)
-    for name in ("bfloat16", "float16", "float32_in_8_bits", "float32_in_4_bits"):
-        c_function(getattr(attention_kernel, name))
+    for kind, kept in ((np.uint16,) * 2, (np.int16,) * 2, (np.float32, np.int8), (np.float32, np.uint8)):
+        c_function(attention_kernel.attention(kind, kept))
     one, halves = np.zeros(1, np.int64), np.zeros((1, 4), np.int16)
     best_tokens.find(np.zeros((1, 2 * best_tokens.BLOCK), np.int16), one, np.int16(0x7FFF), np.zeros((1, 4), np.int32), halves)
     best_tokens.best_token(halves, np.int16(0x7FFF), 0)

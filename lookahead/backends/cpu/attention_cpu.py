@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from lookahead.backends.cpu import attention_kernel as kernel
@@ -13,14 +14,14 @@ from lookahead.native.threads import SHARES, run_in
 
 ALONE = 300_000  # products of numbers, up to which a call is not worth other threads
 
-ENTRIES = {torch.float32: kernel.float32, torch.bfloat16: kernel.bfloat16, torch.float16: kernel.float16}
-KEPT = {torch.int8: "_in_8_bits", torch.uint8: "_in_4_bits"}  # by the dtype of quantized keys and values (quantized_cache.py)
+# Types of array elements that stand for numbers of a dtype (vectors.py), and for quantized keys and values (quantized_cache.py)
+NUMBERS = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}
+QUANTIZED = {torch.int8: np.int8, torch.uint8: np.uint8}
 
 
 def entry_of(dtype: torch.dtype, kept: torch.dtype) -> Callable[[Any], None]:
     """The kernel for queries of a dtype, and for keys and values of the same, or quantized. Raises KeyError for others."""
-    entry: Callable[[Any], None] = getattr(kernel, ENTRIES[dtype].__name__ + KEPT.get(kept, ""))
-    return entry
+    return kernel.attention(NUMBERS[dtype], QUANTIZED.get(kept, NUMBERS[dtype]))
 
 
 def tree_attention_cpu(
@@ -28,7 +29,7 @@ def tree_attention_cpu(
 ) -> torch.Tensor:
     """[1, tokens, heads, value width]; see `tree_attention.reference`, but query: [1, heads, tokens, width], meta: any shape.
 
-    Tensors are on a CPU and of one dtype of ENTRIES, or key and value are quantized (quantized_cache.py); numbers of a vector
+    Tensors are on a CPU and of one dtype of NUMBERS, or key and value are quantized (quantized_cache.py); numbers of a vector
     lie side by side, and so does all of meta. A step of a small model spends as long on the calls around the kernel as in it:
     there are few.
     """
@@ -41,7 +42,8 @@ def tree_attention_cpu(
     key_slot, key_head, key_position, _ = key.stride()
     value_slot, value_head, value_position, _ = value.stride()
     products = tokens * heads * width
-    large = products * capacity > ALONE and products * _longest(meta) > ALONE
+    # the second: keys that a token of the pack sees, more or less
+    large = products * capacity > ALONE and products * int(meta.numpy()[..., POSITION].max()) > ALONE
     threads = torch.get_num_threads() if large else 1
     task = kernel.TASK_BYTES.pack(
         *(0, tokens, heads, key_heads, width, value_width, scale * kernel.LOG2_E),
@@ -52,8 +54,3 @@ def tree_attention_cpu(
     )
     run_in(threads, entry_of(query.dtype, key.dtype), task)
     return output
-
-
-def _longest(meta: torch.Tensor) -> int:
-    """Keys that a token of the pack sees, more or less."""
-    return int(meta.numpy()[..., POSITION].max())

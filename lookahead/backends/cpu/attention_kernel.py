@@ -12,13 +12,16 @@ branches. That range is the same, or nearly, for many tokens, and is worked on f
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, POSITION, SIZE, SLOT, TRUNK
 from lookahead.native.kernels import carray, float64_at, inlined, int32_at, int64_at, part
+from lookahead.native.threads import add
 from lookahead.native.vectors import (
     are_quantized,
     dot,
@@ -31,7 +34,6 @@ from lookahead.native.vectors import (
     mix_4x4,
     narrow,
     powers,
-    take_ticket,
     tile_scores,
     transpose,
     widen,
@@ -268,64 +270,32 @@ def count_shares(task):
     return count * parts * task[KEY_HEADS]
 
 
-@inlined
-def attend(address, kind, kept):
-    """Do shares of the call that the array at `address` describes: from BEGIN to END, or until all are taken.
+@functools.cache
+def attention(kind: Callable[[int], Any], kept: Callable[[int], Any]) -> Callable[[Any], None]:
+    """The kernel for queries and outputs of one type of numbers, keys and values of another or the same (see vectors.py)."""
+    like, like_kept = kind(0), kept(0)
 
-    kind: what queries and outputs are; kept: what keys and values are (see vectors.py).
-    """
-    task = carray(int64_at(address), (TASK,))
-    scale = np.float32(carray(float64_at(address), (TASK,))[SCALE])
-    meta = carray(int32_at(task[TASK_META]), (task[TASK_TOKENS], FIELDS))
-    (most, parts), grouped, end = _division(task), task[HEADS] // task[KEY_HEADS], task[END]
-    mine, share = task[BEGIN] if end else take_ticket(address), np.int64(0)
-    start = 0
-    while start < task[TASK_TOKENS] and meta[start, SLOT] >= 0:  # what is behind fills the pack up
-        size = meta[start, SIZE]
-        for head in range(task[KEY_HEADS]):
-            for first in range(start, start + size, most):
-                for each in range(parts):
-                    if mine == share:
-                        last, begin = min(first + most, start + size), grouped * each // parts
-                        _share(task, meta, kind, kept, scale, start, first, last, head, begin, grouped * (each + 1) // parts)
-                        mine = mine + 1 if end else take_ticket(address)
-                        if mine == end and end:
-                            return
-                    share += 1
-        start += size
+    def attend(address):
+        """Do shares of the call that the array at `address` describes: from BEGIN to END, or until all are taken."""
+        task = carray(int64_at(address), (TASK,))
+        scale = np.float32(carray(float64_at(address), (TASK,))[SCALE])
+        meta = carray(int32_at(task[TASK_META]), (task[TASK_TOKENS], FIELDS))
+        (most, parts), grouped, end = _division(task), task[HEADS] // task[KEY_HEADS], task[END]
+        mine, share = task[BEGIN] if end else add(address, 1), np.int64(0)
+        start = 0
+        while start < task[TASK_TOKENS] and meta[start, SLOT] >= 0:  # what is behind fills the pack up
+            size = meta[start, SIZE]
+            for head in range(task[KEY_HEADS]):
+                for first in range(start, start + size, most):
+                    for each in range(parts):
+                        if mine == share:
+                            last, begin = min(first + most, start + size), grouped * each // parts
+                            until = grouped * (each + 1) // parts
+                            _share(task, meta, like, like_kept, scale, start, first, last, head, begin, until)
+                            mine = mine + 1 if end else add(address, 1)
+                            if mine == end and end:
+                                return
+                        share += 1
+            start += size
 
-
-def float32(address: Any) -> None:
-    attend(address, np.float32(0), np.float32(0))
-
-
-def bfloat16(address: Any) -> None:
-    attend(address, np.uint16(0), np.uint16(0))
-
-
-def float16(address: Any) -> None:
-    attend(address, np.int16(0), np.int16(0))
-
-
-def float32_in_8_bits(address: Any) -> None:
-    attend(address, np.float32(0), np.int8(0))
-
-
-def bfloat16_in_8_bits(address: Any) -> None:
-    attend(address, np.uint16(0), np.int8(0))
-
-
-def float16_in_8_bits(address: Any) -> None:
-    attend(address, np.int16(0), np.int8(0))
-
-
-def float32_in_4_bits(address: Any) -> None:
-    attend(address, np.float32(0), np.uint8(0))
-
-
-def bfloat16_in_4_bits(address: Any) -> None:
-    attend(address, np.uint16(0), np.uint8(0))
-
-
-def float16_in_4_bits(address: Any) -> None:
-    attend(address, np.int16(0), np.uint8(0))
+    return attend

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lookahead.backends.cpu.attention_cpu import ENTRIES
+from lookahead.backends.cpu.attention_cpu import NUMBERS
 from lookahead.backends.cpu.attention_cpu import tree_attention_cpu as tree_attention
 from lookahead.backends.cpu.gguf_model import gguf_model
 from lookahead.backends.cpu.linear import lay_out
@@ -41,4 +41,4 @@ def program_of(target: TargetModel) -> Program:
 
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    return dtype in ENTRIES
+    return dtype in NUMBERS

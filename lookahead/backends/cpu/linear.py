@@ -8,16 +8,6 @@ same up to rounding:
     oneDNN   as `torch.compile` uses it when it freezes weights: float32 elsewhere, bfloat16 on CPUs that multiply it in tiles
              (AMX), or are not x86
 
-All linear layers of a 134M Llama, ms, as torch does it / oneDNN (float16: FBGEMM) / panels, two cores of an AMD EPYC, AVX-512:
-
-    tokens        1                  4                  8                  16                 64
-    float32       31.5 / 16.6 / 12.8  52.2 / 16.2 / 12.5  58.6 / 20.8 / 14.9  69.8 / 25.2 / 26.5  142 / 78.7 / 77.1
-    bfloat16      17.1 /  9.4 /  8.0  18.6 /  8.3 /  7.6  21.1 / 10.3 /  8.6  24.7 / 13.4 / 12.5  48.7 / 37.4 / 37.1
-    float16        6.8 /  6.7 /  6.8  22.9 /  8.9 /  8.2  44.8 / 13.4 / 12.7  91.5 / 24.0 / 21.1   336 / 82.3 / 70.9
-
-A product with one token and a matrix of 256 x 256 takes 8 us in panels, 16 us by oneDNN. With AVX2 alone, panels of float32
-take 0.6 to 1.0 of oneDNN's time.
-
 A token is to get the same bits alone and alongside others (exact.py). In panels it does, and by oneDNN alongside one other or
 more; where a single token gets other bits, as in sums of 2,048 products, it goes through twice.
 """
@@ -125,9 +115,6 @@ class LaidOutLinear(torch.nn.Module):
             parts.append(torch.stack(of_step).sum(0).transpose(0, 1).flatten(1))
         output = torch.cat(parts, 1)[:, : held.outputs].reshape(*tokens.shape[:-1], -1)
         return output if bias is None else output + bias
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ Weights of half precision are widened where they are read, exactly. Addresses an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -153,14 +154,10 @@ def tiles(
         done = builder.add(done, builder.mul(rounds, constant(tokens)))
 
 
-@emitted(of_kind=True)
-def multiply(code, token, stride, count, weights, inner, sums, goes_on, ahead):
-    """Add up products of `count` tokens with a panel, over `inner` numbers (pairs: twice as many), into sums [count, 64].
-
-    kind: an array element whose type defines what weights are: float32, uint16 (bits of bfloat16), int16 (bits of float16),
-    int32 (pairs of bfloat16). token: float32; bfloat16 for pairs. weights: the first line. goes_on: 0 where sums begin at zero.
-    ahead: address of what is multiplied next, as much again, which is fetched meanwhile; 0: nothing is.
-    """
+def multiply_numbers(
+    code: Code, token: Any, stride: Any, count: Any, weights: Any, inner: Any, sums: Any, goes_on: Any, ahead: Any
+) -> None:
+    """Code of `quantized_code.multiply` for weights that are not quantized."""
     if code.kind == "int32" and not multiplies_pairs():  # no weights of this machine lie so, and LLVM has no code for it
         return
     size = 4 if code.kind in ("float32", "int32") else 2
@@ -175,26 +172,30 @@ HALVES = {AS_BFLOAT16: types.uint16, LIKE_BFLOAT16: types.uint16, AS_FLOAT16: ty
 
 
 @emitted()
-def give_panel(code, sums, count, scales, bias, target, stride, stored):
-    """Store the sums [count, 64] of a whole panel where the product's results go, times scales and with the bias added.
+def give_panel(code, sums, count, columns, scales, bias, target, stride, stored):
+    """Store the first columns of sums [count, 64] where the product's results go, times scales and with the bias added.
 
-    scales, bias: addresses of 64 float32 each; 0: none. stored: how, see ops.AS_FLOAT32.
+    scales, bias: addresses of as many float32; 0: none. stored: how, see ops.AS_FLOAT32.
     """
     builder = code.builder
     none = [builder.icmp_signed("==", address, constant(0)) for address in (scales, bias)]
-    for kind in (AS_FLOAT32, *HALVES):
+    for kind, is_whole in itertools.product((AS_FLOAT32, *HALVES), (True, False)):
         half, size = Code(builder, HALVES.get(kind, types.float32)), 2 if kind in (AS_BFLOAT16, AS_FLOAT16) else 4
-        with builder.if_then(builder.icmp_signed("==", stored, constant(kind))), code.loop(count) as row:
+        of_kind = builder.icmp_signed("==", stored, constant(kind))
+        of_size = builder.icmp_signed("==" if is_whole else "!=", columns, constant(PANEL))
+        with builder.if_then(builder.and_(of_kind, of_size)), code.loop(count) as row:
             line, home = code.at(sums, row, 4 * PANEL), builder.add(target, builder.mul(row, stride))
             for number in range(VECTORS):
                 column = constant(4 * LANES * number)
+                mask = None if is_whole else code.below(builder.sub(columns, constant(LANES * number)))
                 slot = code.variable(VECTOR, code.load(builder.add(line, column)))
                 for address, is_none, combine in zip((scales, bias), none, (builder.fmul, builder.fadd), strict=True):
                     with builder.if_then(builder.not_(is_none)):
-                        builder.store(combine(builder.load(slot), code.load(builder.add(address, column))), slot)
+                        where = builder.add(address, column)
+                        read = code.load(where) if mask is None else code.masked(where, mask, code.constant(0.0))
+                        builder.store(combine(builder.load(slot), read), slot)
                 result = builder.load(slot)
                 if kind != AS_FLOAT32:
                     result = half.narrowed(result)
                     result = result if size == 2 else half.widened(result)
-                where = builder.add(home, constant(size * LANES * number))
-                builder.store(result, code.pointer(where, result.type), align=size)
+                code.store_numbers(result, builder.add(home, constant(size * LANES * number)), size, mask)

@@ -8,21 +8,23 @@ are compiled where the package is built, too.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from lookahead.backends.cpu.block_code import HEADS, LARGE, SIZES, unpack
-from lookahead.backends.cpu.panel_code import LINE, PANEL, give_panel, multiply
-from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, GROUP8, SCALES, TOKEN_GROUP, multiply_groups
+from lookahead.backends.cpu.panel_code import LINE, PANEL, give_panel
+from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, GROUP8, SCALES, TOKEN_GROUP, multiply
 from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, IN_8_BITS, IN_BLOCKS, LIKE_BFLOAT16
 from lookahead.native.kernels import address_of, carray, float32_at, inlined, int64_at, kernel, part, uint8_at, uint16_at
-from lookahead.native.threads import c_function, call_with
-from lookahead.native.vectors import narrow, take_ticket, widen
+from lookahead.native.threads import add, c_function, call_with
+from lookahead.native.vectors import narrow, widen
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
 # From BLOCKS on weights are unpacked to the first of these kinds (block_code.py).
 FLOAT32, BFLOAT16, FLOAT16, PAIRS, INT8, INT4, BLOCKS = range(7)
+NUMBERS = np.float32, np.uint16, np.int16, np.int32  # what stands for the first four, see `multiply`
 
 TOKENS = 240  # that are multiplied at once: their sums stay in a core's cache
 # So does a block of a panel, which all of them are multiplied by: lines of numbers (or pairs), and groups of quantized tokens.
@@ -69,50 +71,10 @@ def product(address: Any) -> None:
     task = carray(int64_at(address), (TASK,))
     panels = (task[OUTPUTS] + PANEL - 1) // PANEL
     sums, room = np.empty((min(TOKENS, task[COUNT]), PANEL), np.float32), np.empty(ASKED, np.int64)
-    number = take_ticket(address)
+    number = add(address, 1)
     while number < panels:
         multiply_panels(task, number, number + 1, sums.ctypes.data, room.ctypes.data)
-        number = take_ticket(address)
-
-
-@inlined
-def _numbers(address, like, size):
-    """Panels of weights that are numbers of the type of `like`. size: bytes of one, or of a pair."""
-    asked = carray(int64_at(address), (ASKED,))
-    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
-    inner, stride = task[INNER], task[STRIDE]
-    for number in range(asked[BEGIN], asked[END]):
-        weights, first = task[WEIGHTS] + number * inner * PANEL * size, np.int64(0)
-        while first < task[COUNT]:
-            count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
-            while at < inner:
-                some, token = min(LINES, inner - at), task[TOKEN] + first * stride + at * 4
-                block, is_last = weights + at * PANEL * size, number == asked[END] - 1 and at + some == inner
-                ahead = np.int64(0) if count < FETCHED or is_last else block + some * PANEL * size
-                multiply(like, token, stride, count, block, some, sums, at, ahead)
-                at += some
-            _give(task, number, first, count, sums, np.int64(0))
-            first += count
-
-
-@inlined
-def _groups(address, like, size, scaled):
-    """Panels of quantized weights, `size` bytes for each group. scaled: bytes of scales of whole columns before them."""
-    asked = carray(int64_at(address), (ASKED,))
-    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
-    groups, stride = task[INNER], task[STRIDE]
-    for number in range(asked[BEGIN], asked[END]):
-        weights, first = task[WEIGHTS] + number * (scaled + groups * size), np.int64(0)
-        while first < task[COUNT]:
-            count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
-            while at < groups:
-                some, token = min(GROUPS, groups - at), task[TOKEN] + first * stride + at * TOKEN_GROUP
-                block, is_last = weights + scaled + at * size, number == asked[END] - 1 and at + some == groups
-                ahead = np.int64(0) if count < FETCHED or is_last else block + some * size
-                multiply_groups(like, token, stride, count, block, some, sums, at, ahead)
-                at += some
-            _give(task, number, first, count, sums, weights if scaled > 0 else np.int64(0))
-            first += count
+        number = add(address, 1)
 
 
 @inlined
@@ -135,27 +97,6 @@ def unpack_panel(form, panel, inner, target):
         _unpack(np.float32(0), form, panel, group, target + group * GROUP * PANEL * 4)
 
 
-@inlined
-def _blocks(address, like, numbers):
-    """Panels of weights in blocks. numbers: of a token that are multiplied by a line of unpacked weights, 2 where in pairs."""
-    asked = carray(int64_at(address), (ASKED,))
-    task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
-    inner, stride, form = task[INNER], task[STRIDE], IN_BLOCKS - task[HELD]
-    memory = np.empty(GROUP * PANEL + LINE, np.float32)
-    unpacked, size = (memory.ctypes.data + LINE - 1) // LINE * LINE, _block_panel_bytes(form, inner)
-    for number in range(asked[BEGIN], asked[END]):
-        panel, first = task[WEIGHTS] + number * size, np.int64(0)
-        while first < task[COUNT]:
-            count = min(TOKENS, task[COUNT] - first)
-            for group in range((inner + GROUP - 1) // GROUP):
-                _unpack(like, form, panel, group, unpacked)
-                at = group * GROUP
-                token = task[TOKEN] + first * stride + at * 4 // numbers
-                multiply(like, token, stride, count, unpacked, min(GROUP, inner - at) // numbers, sums, at, np.int64(0))
-            _give(task, number, first, count, sums, np.int64(0))
-            first += count
-
-
 @part
 def _give(task, number, first, count, sums, scales):
     """Store the sums of some tokens with a panel where the product's results go; see `give_panel`."""
@@ -163,21 +104,7 @@ def _give(task, number, first, count, sums, scales):
     columns, size = min(PANEL, task[OUTPUTS] - begin), 2 if task[AS] in (AS_BFLOAT16, AS_FLOAT16) else 4
     target = task[OUTPUT] + first * task[OUTPUT_STRIDE] + begin * size
     bias = task[BIAS] + begin * 4 if task[BIAS] != 0 else np.int64(0)
-    if columns == PANEL:
-        give_panel(sums, count, scales, bias, target, task[OUTPUT_STRIDE], task[AS])
-        return
-    for index in range(count):
-        row = sums + index * PANEL * 4
-        totals = carray(float32_at(row), (columns,))
-        if scales != 0:
-            factors = carray(float32_at(scales), (columns,))
-            for column in range(columns):
-                totals[column] *= factors[column]
-        if bias != 0:
-            addends = carray(float32_at(bias), (columns,))
-            for column in range(columns):
-                totals[column] += addends[column]
-        store(row, columns, target + index * task[OUTPUT_STRIDE], task[AS])
+    give_panel(sums, count, columns, scales, bias, target, task[OUTPUT_STRIDE], task[AS])
 
 
 @part
@@ -221,50 +148,62 @@ def look_up_all(held, weights, ids, rows, count, target):
         look_up(held, weights, numbers[index], count, target + index * count * 4)
 
 
-# Multiply panels BEGIN to END of PRODUCT, the address of its array, in scratch memory at SUMS: a function for each kind.
-def _float32(address: Any) -> None:
-    _numbers(address, np.float32(0), 4)
+def _multiplier(like: np.generic, line: int, some_lines: int, token_line: int, scales: int = 0) -> Callable[[Any], None]:
+    """Multiplies panels BEGIN to END of PRODUCT, the address of its array, in scratch memory at SUMS.
+
+    like: of the type of weights (see `multiply`). line: bytes of a line of a panel, or of a group; some_lines: of a block;
+    token_line: bytes of a token that are multiplied by a line. scales: bytes of scales of whole columns before a panel.
+    """
+
+    def multiply_numbers(address):
+        asked = carray(int64_at(address), (ASKED,))
+        task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
+        lines, stride = task[INNER], task[STRIDE]
+        for number in range(asked[BEGIN], asked[END]):
+            panel, first = task[WEIGHTS] + number * (scales + lines * line), np.int64(0)
+            while first < task[COUNT]:
+                count, at = min(TOKENS, task[COUNT] - first), np.int64(0)
+                while at < lines:
+                    some, token = min(some_lines, lines - at), task[TOKEN] + first * stride + at * token_line
+                    block, is_last = panel + scales + at * line, number == asked[END] - 1 and at + some == lines
+                    ahead = np.int64(0) if count < FETCHED or is_last else block + some * line
+                    multiply(like, token, stride, count, block, some, sums, at, ahead)
+                    at += some
+                _give(task, number, first, count, sums, panel if scales > 0 else np.int64(0))
+                first += count
+
+    return multiply_numbers
 
 
-def _bfloat16(address: Any) -> None:
-    _numbers(address, np.uint16(0), 2)
+def _block_multiplier(like: np.generic, numbers: int) -> Callable[[Any], None]:
+    """The same for panels in blocks. numbers: of a token that a line of unpacked weights is multiplied by, 2 where in pairs."""
+
+    def multiply_blocks(address):
+        asked = carray(int64_at(address), (ASKED,))
+        task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
+        inner, stride, form = task[INNER], task[STRIDE], IN_BLOCKS - task[HELD]
+        memory = np.empty(GROUP * PANEL + LINE, np.float32)
+        unpacked, size = (memory.ctypes.data + LINE - 1) // LINE * LINE, _block_panel_bytes(form, inner)
+        for number in range(asked[BEGIN], asked[END]):
+            panel, first = task[WEIGHTS] + number * size, np.int64(0)
+            while first < task[COUNT]:
+                count = min(TOKENS, task[COUNT] - first)
+                for group in range((inner + GROUP - 1) // GROUP):
+                    _unpack(like, form, panel, group, unpacked)
+                    at = group * GROUP
+                    token = task[TOKEN] + first * stride + at * 4 // numbers
+                    multiply(like, token, stride, count, unpacked, min(GROUP, inner - at) // numbers, sums, at, np.int64(0))
+                _give(task, number, first, count, sums, np.int64(0))
+                first += count
+
+    return multiply_blocks
 
 
-def _float16(address: Any) -> None:
-    _numbers(address, np.int16(0), 2)
-
-
-def _pairs(address: Any) -> None:
-    _numbers(address, np.int32(0), 4)
-
-
-def _int8(address: Any) -> None:
-    _groups(address, np.uint8(0), GROUP8, SCALES)
-
-
-def _int4(address: Any) -> None:
-    _groups(address, np.int8(0), GROUP4, 0)
-
-
-def _blocks_as_float32(address: Any) -> None:
-    _blocks(address, np.float32(0), 1)
-
-
-def _blocks_as_bfloat16(address: Any) -> None:
-    _blocks(address, np.uint16(0), 1)
-
-
-def _blocks_as_float16(address: Any) -> None:
-    _blocks(address, np.int16(0), 1)
-
-
-def _blocks_as_pairs(address: Any) -> None:
-    _blocks(address, np.int32(0), 2)
-
-
+# By kind
 MULTIPLIERS = (
-    *(_float32, _bfloat16, _float16, _pairs, _int8, _int4),
-    *(_blocks_as_float32, _blocks_as_bfloat16, _blocks_as_float16, _blocks_as_pairs),
+    *(_multiplier(like(0), size * PANEL, LINES, 4) for like, size in zip(NUMBERS, (4, 2, 2, 4), strict=True)),
+    *(_multiplier(np.uint8(0), GROUP8, GROUPS, TOKEN_GROUP, SCALES), _multiplier(np.int8(0), GROUP4, GROUPS, TOKEN_GROUP)),
+    *(_block_multiplier(like(0), 2 if like is np.int32 else 1) for like in NUMBERS),
 )
 
 

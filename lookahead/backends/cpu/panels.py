@@ -65,8 +65,7 @@ class Panels:
         self.kind = PAIRS if self.paired else KINDS[weight.dtype]
         panels, two = -(-self.outputs // PANEL), 2 if self.paired else 1
         self.lines = -(-self.inner // two)  # of a panel
-        padded = weight.new_zeros(panels * PANEL, self.lines * two)
-        padded[: self.outputs, : self.inner] = weight
+        padded = torch.nn.functional.pad(weight, (0, self.lines * two - self.inner, 0, panels * PANEL - self.outputs))
         self.weight = in_huge_pages(padded.view(panels, PANEL, self.lines, two).transpose(1, 2))
 
     @staticmethod

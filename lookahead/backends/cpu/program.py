@@ -56,35 +56,26 @@ class Program:
         self._written = [(row, step) for row, step in enumerate(instructions) if step.op == ops.WRITE]
 
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
-        """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
-        with self._lock:
-            scores = self._begin(pack, wanted, cache)
-            run_in(1, kernel.prepare, self._head_at)
-            self._check_inputs()
-            run_in(self._threads, kernel.run, self._head_at)
-            return scores
+        """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all.
 
-    def made_exact(self) -> Program:
-        return self
-
-    def _begin(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
-        """Describe a run; returns where its scores will be. See `run`."""
+        Raises IndexError for ids and positions that tables have no row for.
+        """
         assert pack.meta is not None
         tokens = pack.tokens
-        self._arrange(tokens, torch.get_num_threads())
-        self._find(cache)
-        count, kept = (tokens, self._every.data_ptr()) if wanted is None else (len(wanted), wanted.data_ptr())
-        scores = torch.empty(count, self.plan.vocab, dtype=self.plan.scores_dtype)
-        addresses = pack.inputs.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
-        self._base_count += MOST_SHARES
-        OF_RUN.pack_into(self._head.data, 0, self._base_count, 0, tokens, count, *addresses)
-        return scores
-
-    def _check_inputs(self) -> None:
-        """Raises IndexError for ids and positions that `prepare` found outside of tables."""
-        if which := self._head[kernel.OUTSIDE]:
-            what, last = "token id" if which == ops.IDS else "position", self.plan.most[int(which)] - 1
-            raise IndexError(f"a {what} that the model has no row for: they end at {last}")
+        with self._lock:
+            self._arrange(tokens, torch.get_num_threads())
+            self._find(cache)
+            count, kept = (tokens, self._every.data_ptr()) if wanted is None else (len(wanted), wanted.data_ptr())
+            scores = torch.empty(count, self.plan.vocab, dtype=self.plan.scores_dtype)
+            addresses = pack.inputs.data_ptr(), pack.meta.data_ptr(), kept, scores.data_ptr()
+            self._base_count += MOST_SHARES
+            OF_RUN.pack_into(self._head.data, 0, self._base_count, 0, tokens, count, *addresses)
+            run_in(1, kernel.prepare, self._head_at)
+            if which := self._head[kernel.OUTSIDE]:
+                what, last = "token id" if which == ops.IDS else "position", self.plan.most[int(which)] - 1
+                raise IndexError(f"a {what} that the model has no row for: they end at {last}")
+            run_in(self._threads, kernel.run, self._head_at)
+            return scores
 
     def _arrange(self, tokens: int, threads: int) -> None:
         """Room for that many tokens, and memory for that many threads."""

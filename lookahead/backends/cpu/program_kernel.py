@@ -24,16 +24,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.backends.cpu import attention_kernel as attention
-from lookahead.backends.cpu.panel_kernel import (
-    COUNT,
-    OUTPUTS,
-    PANEL,
-    TASK,
-    TOKENS,
-    look_up,
-    multiply_panels,
-    store,
-)
+from lookahead.backends.cpu.panel_kernel import COUNT, OUTPUTS, PANEL, TASK, TOKENS, look_up, multiply_panels, store
 from lookahead.backends.cpu.quantized_cache_kernel import quantize4, quantize8
 from lookahead.backends.cpu.quantized_code import quantize
 from lookahead.backends.cpu.vector_math import compute, total
@@ -78,20 +69,23 @@ def _copy(count, target, target_step, source, step):
 
 
 @part
-def _largest(count, source):
-    x = carray(float32_at(source), (count,))
-    most = x[0]
-    for i in range(1, count):
-        most = max(most, x[i])
-    return most
-
-
-@part
 def _turn(op, count, target):
     """Cosines or sines, in place."""
     z = carray(float32_at(target), (count,))
     for i in range(count):
         z[i] = math.cos(np.float64(z[i])) if op == ops.COSINE else math.sin(np.float64(z[i]))
+
+
+@part
+def _widen(dtype, source, count, target):
+    """Numbers of the dtype that `ops.NOT` and so on round to."""
+    one = np.float32(1)
+    if dtype == ops.NOT:
+        widen(np.float32(0), source, count, one, target)
+    elif dtype == ops.TO_BFLOAT16:
+        widen(np.uint16(0), source, count, one, target)
+    else:
+        widen(np.int16(0), source, count, one, target)
 
 
 @part
@@ -114,17 +108,11 @@ def _special(head, line, op, token, target, source):
         # which list
         ids = carray(int64_at(head[line[MORE + 4]]), (head[ALL],))
         row = ids[token] + line[MORE + 3]
-        where = line[MORE] + row * line[MORE + 1]
-        one = np.float32(1)
         if line[MORE + 2] < 0:
             look_up(line[MORE + 2], line[MORE], row, inner, target)
             _round(line[AS], target, inner)
-        elif line[MORE + 2] == ops.NOT:
-            widen(np.float32(0), where, inner, one, target)
-        elif line[MORE + 2] == ops.TO_BFLOAT16:
-            widen(np.uint16(0), where, inner, one, target)
         else:
-            widen(np.int16(0), where, inner, one, target)
+            _widen(line[MORE + 2], line[MORE] + row * line[MORE + 1], inner, target)
     elif op == ops.POSITION:
         positions = carray(int64_at(head[ops.POSITIONS]), (head[ALL],))
         carray(float32_at(target), (1,))[0] = np.float32(positions[token] + line[MORE])
@@ -166,18 +154,13 @@ def _row(head, line, token, wanted, thread):
             left += line[LEFT + BY_OUTER] * 4
             continue
         if op == ops.WIDEN:
-            if line[MORE] == ops.TO_BFLOAT16:
-                widen(np.uint16(0), left, inner, np.float32(1), target)
-            else:
-                widen(np.int16(0), left, inner, np.float32(1), target)
+            _widen(line[MORE], left, inner, target)
             left += line[LEFT + BY_OUTER] * 2
             target += line[TARGET + BY_OUTER] * 4
             continue
         left_step, right_step, target_step = line[LEFT + BY_INNER], line[RIGHT + BY_INNER], line[TARGET + BY_INNER]
         if op == ops.SUM:
             carray(float32_at(target), (1,))[0] = total(left, inner)
-        elif op == ops.LARGEST:
-            carray(float32_at(target), (1,))[0] = _largest(inner, left)
         elif op == ops.COPY and (target_step != 1 or left_step > 1):
             _copy(inner, target, target_step, left, left_step)
         elif op in (ops.COSINE, ops.SINE):

@@ -89,25 +89,18 @@ def _in_4_bits(weight: torch.Tensor, importance: torch.Tensor | None) -> tuple[t
 
 def _in_panels(numbers: torch.Tensor, groups: int) -> torch.Tensor:
     """uint8 [out, in], filled up with zeros: [panels, groups, 16, 64, 4]."""
-    outputs, inner = numbers.shape
-    panels = -(-outputs // PANEL)
-    padded = numbers.new_zeros(panels * PANEL, groups * GROUP)
-    padded[:outputs, :inner] = numbers
-    return padded.view(panels, PANEL, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4).contiguous()
+    padded = torch.nn.functional.pad(numbers, (0, groups * GROUP - numbers.shape[1], 0, -len(numbers) % PANEL))
+    return padded.view(-1, PANEL, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4).contiguous()
 
 
 def _of_groups(values: torch.Tensor, groups: int) -> torch.Tensor:
     """[out, groups], filled up with zeros: [panels, groups, 64]."""
-    panels = -(-len(values) // PANEL)
-    padded = values.new_zeros(panels * PANEL, groups)
-    padded[: len(values)] = values
-    return padded.view(panels, PANEL, groups).transpose(1, 2).contiguous()
+    return torch.nn.functional.pad(values, (0, 0, 0, -len(values) % PANEL)).view(-1, PANEL, groups).transpose(1, 2).contiguous()
 
 
 def _lines8(matrix: Quantized, groups: int) -> torch.Tensor:
     """uint8 [panels, bytes]"""
-    numbers = (matrix.numbers.view(torch.uint8) ^ 128) if matrix.numbers.dtype == torch.int8 else matrix.numbers
-    parts = _in_panels(numbers, groups).flatten(1)
+    parts = _in_panels(matrix.numbers.view(torch.uint8) ^ 128, groups).flatten(1)
     return torch.cat([_of_groups(matrix.scales, 1).view(torch.uint8).flatten(1), parts], 1)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, UNROLLED, Ahead, constant, tiles, turns
+from lookahead.backends.cpu.panel_code import AVX512, PANEL, TILES, UNROLLED, Ahead, constant, multiply_numbers, tiles, turns
 from lookahead.forward.processor import multiplies_bytes
 from lookahead.native.vector_code import FLOAT, INT, LANES, SHORT, VECTOR, WHOLE, Code, emitted
 
@@ -112,7 +112,7 @@ def _add_up(
     ahead: Ahead,
     goes_on: Any,
 ) -> None:
-    """Code of one tile, see `multiply_groups`. shape: its tokens and vectors; column: its first vector."""
+    """Code of one tile, see `multiply`. shape: its tokens and vectors; column: its first vector."""
     builder, (tokens, vectors), multiplied = code.builder, shape, Bytes(code, bits)
     lines = [builder.add(token, builder.mul(stride, constant(number))) for number in range(tokens)]
     registers = [code.variable(WHOLE, _whole(0)) for _ in range(tokens * vectors)]
@@ -177,18 +177,24 @@ def _add_up(
 
 
 @emitted(of_kind=True)
-def multiply_groups(code, token, stride, count, weights, groups, sums, goes_on, ahead):
-    """Add up products of `count` quantized tokens with a panel, over `groups`, into sums float32 [count, 64].
+def multiply(code, token, stride, count, weights, lines, sums, goes_on, ahead):
+    """Add up products of `count` tokens with a panel, over some of its lines, into sums float32 [count, 64].
 
-    kind: an array element whose type defines how many bits weights have: uint8 (8) or int8 (4). weights: the first group. What
-    is added for 8 bits is to be multiplied by the outputs' scales. goes_on, ahead: see `multiply`.
+    kind: an array element whose type defines what weights are: float32, uint16 (bits of bfloat16), int16 (bits of float16),
+    int32 (pairs of bfloat16), or in groups, which count as lines: uint8 (8 bits) or int8 (4 bits). token: float32; bfloat16 for
+    pairs; quantized for groups. weights: the first line. What is added for 8 bits is to be multiplied by the outputs' scales.
+    goes_on: 0 where sums begin at zero. ahead: address of what is multiplied next, as much again, which is fetched meanwhile;
+    0: nothing is.
     """
+    if not code.quantized:
+        multiply_numbers(code, token, stride, count, weights, lines, sums, goes_on, ahead)
+        return
     bits, builder = 8 if code.kind == "uint8" else 4, code.builder
-    vectors, lines, size = (TILES, 16, GROUP8) if bits == 8 else (TILES4, 8, GROUP4)
-    often = turns(code, count, builder.mul(groups, constant(lines)), vectors)
-    fetched = Ahead(code, ahead, builder.mul(groups, constant(size)), often)
+    vectors, steps, size = (TILES, 16, GROUP8) if bits == 8 else (TILES4, 8, GROUP4)
+    often = turns(code, count, builder.mul(lines, constant(steps)), vectors)
+    fetched = Ahead(code, ahead, builder.mul(lines, constant(size)), often)
     for begin, home, shape, column in tiles(code, token, stride, count, sums, vectors):
-        _add_up(code, begin, stride, weights, groups, home, shape, bits, column, fetched, goes_on)
+        _add_up(code, begin, stride, weights, lines, home, shape, bits, column, fetched, goes_on)
 
 
 @emitted()

@@ -53,14 +53,9 @@ def _exp(code: Code, x: Any) -> Any:
     return code.builder.bitcast(code.builder.add(result, exponent), VECTOR)
 
 
-def _sigmoid(code: Code, x: Any) -> Any:
+def _sigmoid(code: Code, x: Any, times: Any = None) -> Any:
     one = code.constant(1.0)
-    return code.builder.fdiv(one, code.builder.fadd(one, _exp(code, code.builder.fneg(x))))
-
-
-def _silu(code: Code, x: Any) -> Any:
-    one = code.constant(1.0)
-    return code.builder.fdiv(x, code.builder.fadd(one, _exp(code, code.builder.fneg(x))))
+    return code.builder.fdiv(times or one, code.builder.fadd(one, _exp(code, code.builder.fneg(x))))
 
 
 def _tanh(code: Code, x: Any) -> Any:
@@ -94,11 +89,6 @@ def _gelu_tanh(code: Code, x: Any) -> Any:
     return _half(code, x, _tanh(code, inner))
 
 
-def _relu(code: Code, x: Any) -> Any:
-    zero = code.constant(0.0)
-    return code.builder.select(code.builder.fcmp_ordered("<", x, zero), zero, x)
-
-
 ROUNDED = {ops.TO_BFLOAT16: types.uint16, ops.TO_FLOAT16: types.int16}
 OF_ONE: dict[int, Callable[[Code, Any], Any]] = {
     ops.COPY: lambda code, x: x,
@@ -106,12 +96,12 @@ OF_ONE: dict[int, Callable[[Code, Any], Any]] = {
     ops.SQUARE_ROOT: lambda code, x: code.call("llvm.sqrt.v16f32", VECTOR, x),
     ops.EXP: _exp,
     ops.SIGMOID: _sigmoid,
-    ops.SILU: _silu,
+    ops.SILU: lambda code, x: _sigmoid(code, x, x),
     ops.TANH: _tanh,
     ops.ERF: _erf,
     ops.GELU: _gelu,
     ops.GELU_TANH: _gelu_tanh,
-    ops.RELU: _relu,
+    ops.RELU: lambda code, x: code.larger(code.constant(0.0), x),  # what is not a number stays so
 }
 OF_TWO = {ops.ADD: "fadd", ops.SUBTRACT: "fsub", ops.MULTIPLY: "fmul", ops.DIVIDE: "fdiv"}
 
@@ -146,25 +136,24 @@ def compute(code, op, rounds, count, target, left, left_step, right, right_step)
         return read
 
     def run(function, operands):
-        def add(sums, at, some):
+        def add(at, some):
             result = _rounded(code, function(*(read(at, some) for read in operands)), rounds)
             code.store_numbers(result, code.at(target, at, 4), 4, None if some is None else code.below(some))
 
-        each_chunk(code, count, [], add)
+        each_chunk(code, count, add)
 
     done = builder.append_basic_block("done")
     switch = builder.switch(op, done)
-    for number, of_one in OF_ONE.items():
+    both = (left, left_step), (right, right_step)
+    cases: list[tuple[int, Any, Any]] = [
+        (number, functools.partial(of_one, code), both[:1]) for number, of_one in OF_ONE.items()
+    ]
+    cases += [(number, getattr(builder, name), both) for number, name in OF_TWO.items()]
+    for number, function, operands in cases:
         block = builder.append_basic_block()
         switch.add_case(ir.Constant(LONG, number), block)
         with builder.goto_block(block):
-            run(functools.partial(of_one, code), [operand(left, left_step)])
-            builder.branch(done)
-    for number, name in OF_TWO.items():
-        block = builder.append_basic_block()
-        switch.add_case(ir.Constant(LONG, number), block)
-        with builder.goto_block(block):
-            run(getattr(builder, name), [operand(left, left_step), operand(right, right_step)])
+            run(function, [operand(*each) for each in operands])
             builder.branch(done)
     builder.position_at_end(done)
 
@@ -175,10 +164,10 @@ def total(code, source, count):
     builder = code.builder
     slot = code.variable(VECTOR, code.constant(0.0))
 
-    def add(sums, at, some):
+    def add(at, some):
         where = code.at(source, at, 4)
         read = code.load(where) if some is None else code.masked(where, code.below(some), code.constant(0.0))
         builder.store(builder.fadd(builder.load(slot), read), slot)
 
-    each_chunk(code, count, [slot], add)
+    each_chunk(code, count, add)
     return code.reduced(builder.load(slot), builder.fadd)

@@ -47,7 +47,6 @@ CODE = {
     ops.GELU_TANH: "({0} / (1.0 + tl.exp(-1.5957691216057308 * ({0} + 0.044715 * {0} * {0} * {0}))))",
     ops.RELU: "tl.maximum({}, 0.0)",
 }
-FOLDS = {ops.SUM: "tl.sum", ops.LARGEST: "tl.max"}
 CHUNK = 1024  # numbers of a token that a program works on at once, where several share it
 MOST_AT_ONCE = 8192  # numbers that one program works on at once
 NUMBERS_PER_WARP = 256  # of those
@@ -108,7 +107,7 @@ def size_in(home: Buffer, products: dict[Buffer, Product], in_parts: bool) -> in
 def must_be_written(stages: list[Stage]) -> set[Buffer]:
     """Buffers that have memory although one stage alone uses them: sums that are many."""
     steps = [step for stage in stages for step in stage.steps if isinstance(step, Instruction)]
-    return {_home(step) for step in steps if step.op in FOLDS and step.outer > 1}
+    return {_home(step) for step in steps if step.op == ops.SUM and step.outer > 1}
 
 
 def _home(step: Instruction) -> Buffer:
@@ -149,12 +148,12 @@ class _Writer:
     def kernel(self) -> RowKernel:
         stored = [step for step in self.steps if self._is_stored(step)]
         pieces = 1
-        if not any(step.op in FOLDS for step in self.steps) and not self._reads_what_it_writes(stored):
+        if not any(step.op == ops.SUM for step in self.steps) and not self._reads_what_it_writes(stored):
             pieces = self._in_pieces(stored)
         else:
             for step in self.steps:
-                if step.op in FOLDS:
-                    self._fold(step)
+                if step.op == ops.SUM:
+                    self._sum(step)
                 elif self._is_stored(step):
                     self._whole(step)
         strides = [BEHIND.get(given if isinstance(given, str) else type(given), ()) for given in self.given]
@@ -166,9 +165,7 @@ class _Writer:
         return RowKernel("\n".join([*head, *begin, *self.lines, ""]), self.given, pieces, warps)
 
     def _is_stored(self, step: Instruction) -> bool:
-        if step.op in FOLDS:
-            return False
-        return step.target is None or step.placed is not None or not _home(step).local
+        return step.op != ops.SUM and (step.target is None or step.placed is not None or not _home(step).local)
 
     def _reads_what_it_writes(self, stored: list[Instruction]) -> bool:
         """Tell whether something that is stored is read from memory in this stage, perhaps by another program."""
@@ -207,9 +204,7 @@ class _Writer:
     def _store(self, step: Instruction, at: str, chunk: int) -> None:
         """The numbers of an instruction from `at` on."""
         count = step.outer * step.inner
-        self.most = max(self.most, chunk)
-        e = self._value(("numbers", at, chunk), ("" if at == "0" else f"{at} + ") + f"tl.arange(0, {chunk})")
-        mask = "" if count == chunk and at == "0" else self._value(("fits", e, count), f"{e} < {count}")
+        e, mask = self._numbers(at, chunk, count)
         self._wait(step)
         if step.placed is not None:
             self._write_to_cache(step, e, mask)
@@ -253,25 +248,21 @@ class _Writer:
         fits = f"({slot} >= 0)" + (f" & {mask}" if mask else "")
         self.lines.append(f"{self.indent}tl.store({where}, {value}.to({pointer}.dtype.element_ty), mask={fits})")
 
-    def _fold(self, step: Instruction) -> None:
-        """Sums or largest numbers."""
+    def _sum(self, step: Instruction) -> None:
         self._wait(step)
-        home, function = _home(step), FOLDS[step.op]
-        nothing = "0.0" if step.op == ops.SUM else "float('-inf')"
+        home = _home(step)
         if step.outer == 1:
             if step.inner <= MOST_AT_ONCE:
-                value = self._folded(step, "0", _power(step.inner), nothing)
-                self.sums[home] = self._named(f"{function}({value}, 0)")
+                self.sums[home] = self._named(f"tl.sum({self._addends(step, '0', _power(step.inner))}, 0)")
             else:
-                total = self._named(f"tl.full([{MOST_AT_ONCE}], {nothing}, tl.float32)")
+                total = self._named(f"tl.full([{MOST_AT_ONCE}], 0.0, tl.float32)")
 
                 def add(at: str) -> None:
-                    value = self._folded(step, at, MOST_AT_ONCE, nothing)
-                    more = f"{total} + {value}" if step.op == ops.SUM else f"tl.maximum({total}, {value})"
-                    self.lines.append(f"{self.indent}{total} = {more}")
+                    value = self._addends(step, at, MOST_AT_ONCE)
+                    self.lines.append(f"{self.indent}{total} = {total} + {value}")
 
                 self._loop(step.inner, add)
-                self.sums[home] = self._named(f"{function}({total}, 0)")
+                self.sums[home] = self._named(f"tl.sum({total}, 0)")
             return
         rows, columns = _power(step.outer), _power(step.inner)
         if rows * columns > 2 * MOST_AT_ONCE:
@@ -281,16 +272,20 @@ class _Writer:
         e = self._named(f"{o}[:, None] * {step.inner} + tl.arange(0, {columns})[None, :]")
         mask = self._named(f"({o} < {step.outer})[:, None] & (tl.arange(0, {columns}) < {step.inner})[None, :]")
         value = self._operand(step.sources[0], step, e, mask)
-        value = self._named(f"{function}(tl.where({mask}, {value}, {nothing}), 1)")
+        value = self._named(f"tl.sum(tl.where({mask}, {value}, 0.0), 1)")
         assert step.target is not None
         self._write(home, _plus(o, step.target[0].start), value, f"({o} < {step.outer})")
 
-    def _folded(self, step: Instruction, at: str, chunk: int, nothing: str) -> str:
+    def _addends(self, step: Instruction, at: str, chunk: int) -> str:
+        e, mask = self._numbers(at, chunk, step.inner)
+        value = self._operand(step.sources[0], step, e, mask)
+        return self._named(f"tl.where({mask}, {value}, 0.0)") if mask else value
+
+    def _numbers(self, at: str, chunk: int, count: int) -> tuple[str, str]:
+        """`chunk` indices from `at` on, and which are below `count`: "" for all."""
         self.most = max(self.most, chunk)
         e = self._value(("numbers", at, chunk), ("" if at == "0" else f"{at} + ") + f"tl.arange(0, {chunk})")
-        mask = "" if step.inner == chunk and at == "0" else self._value(("fits", e, step.inner), f"{e} < {step.inner}")
-        value = self._operand(step.sources[0], step, e, mask)
-        return self._named(f"tl.where({mask}, {value}, {nothing})") if mask else value
+        return e, "" if count == chunk and at == "0" else self._value(("fits", e, count), f"{e} < {count}")
 
     def _wait(self, step: Instruction) -> None:
         """Wait for what other threads of the program have written, if the instruction reads it."""

@@ -32,7 +32,7 @@ from lookahead.backends.lowering.plan import (
 MOST_COPIES = 128  # instructions that one operation may become because its numbers lie in no two dims
 FAR = 1 << 40  # from token to token in `Builder.strided`: farther than any numbers of a token
 MEMORY = torch.empty(1 << 50, device="meta")
-EXACT = (ops.COPY, ops.NEGATE, ops.RELU, ops.LARGEST)  # what they give is what they were given: nothing to round
+EXACT = (ops.COPY, ops.NEGATE, ops.RELU)  # what they give is what they were given: nothing to round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,14 +172,14 @@ class Builder:
         self.rows(op, target, [self.dims_in(each, shape, target.axis) for each in (left, right)], ROUNDS[dtype])
         return target
 
-    def one(self, op: int, view: View, dtype: torch.dtype | None = None, rounds: int | None = None) -> View:
+    def one(self, op: int, view: View, rounds: int | None = None) -> View:
         view = self.wide(view)
-        target = self.new(view.sizes, view.axis, dtype or view.dtype)
-        self.rows(op, target, [view], ROUNDS[target.dtype] if rounds is None else rounds)
+        target = self.new(view.sizes, view.axis, view.dtype)
+        self.rows(op, target, [view], ROUNDS[view.dtype] if rounds is None else rounds)
         return target
 
-    def fold(self, op: int, view: View, dims: Sequence[int], keep: bool) -> View:
-        """Sums or largest of numbers along some dims, counted without the axis of tokens."""
+    def sums(self, view: View, dims: Sequence[int], keep: bool) -> View:
+        """Sums of numbers along some dims, counted without the axis of tokens."""
         view = self.wide(view)
         kept = [dim for dim in range(len(view.dims)) if dim not in dims]
         count = math.prod(view.dims[dim][0] for dim in dims)
@@ -188,7 +188,7 @@ class Builder:
         sizes = [(1 if dim in dims else size) for dim, size in enumerate(view.sizes) if keep or dim not in dims]
         axis = view.axis if keep else view.axis - sum(dim < view.axis for dim in dims)
         target = self.new(sizes, axis, torch.float32)
-        self.steps.append(Instruction(op, outer, count, (target, 1, 1), [(turned, count, 1)]))
+        self.steps.append(Instruction(ops.SUM, outer, count, (target, 1, 1), [(turned, count, 1)]))
         return target
 
     def axis_of(self, shape: Sequence[int]) -> int:

@@ -219,7 +219,7 @@ def _reduced(is_mean: bool) -> Callable[..., View]:
         if view.axis in axes:
             raise Unsupported("a sum over tokens")
         without = [dim - (dim > view.axis) for dim in axes]
-        total = out.build.fold(ops.SUM, view, without, keepdim)
+        total = out.build.sums(view, without, keepdim)
         if is_mean:
             return out.two(ops.DIVIDE, total, float(math.prod(view.dims[dim][0] for dim in without)))
         return out.build.one(ops.COPY, dataclasses.replace(total, dtype=out.dtype)) if out.dtype != torch.float32 else total
@@ -230,16 +230,15 @@ def _reduced(is_mean: bool) -> Callable[..., View]:
 def _layer_norm(out: Result, view: View, sizes: Sequence[int], weight: Any, bias: Any, epsilon: float) -> tuple[View]:
     count = float(math.prod(sizes))
     axes = list(range(len(view.dims) - len(sizes), len(view.dims)))
-    axis = out.build.axis_of(_shape(out.build, view))
-    if axis != view.axis or (len(sizes) > len(view.dims) - view.axis):
+    if len(sizes) > len(view.dims) - view.axis:
         raise Unsupported("a norm over tokens")
     whole = _shape(out.build, view)
     small = [1 if dim >= len(whole) - len(sizes) else size for dim, size in enumerate(whole)]
     single = torch.float32  # rounded once, at the end
-    mean = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, view, axes, True), count)
+    mean = out.build.two(ops.DIVIDE, small, single, out.build.sums(view, axes, True), count)
     centred = out.build.two(ops.SUBTRACT, whole, single, view, mean)
     squares = out.build.two(ops.MULTIPLY, whole, single, centred, centred)
-    variance = out.build.two(ops.DIVIDE, small, single, out.build.fold(ops.SUM, squares, axes, True), count)
+    variance = out.build.two(ops.DIVIDE, small, single, out.build.sums(squares, axes, True), count)
     variance = out.build.two(ops.ADD, small, single, variance, epsilon)
     scale = out.build.two(ops.DIVIDE, small, single, 1.0, out.build.one(ops.SQUARE_ROOT, variance))
     steps = [(ops.MULTIPLY, scale), (ops.MULTIPLY, weight), (ops.ADD, bias)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-(COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, LARGEST, EMBED, POSITION, WRITE, QUANTIZE, GATHER) = range(14)
-(NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(14, 26)
+(COPY, WIDEN, STORE, ADD, SUBTRACT, MULTIPLY, DIVIDE, SUM, EMBED, POSITION, WRITE, QUANTIZE, GATHER) = range(13)
+(NEGATE, SQUARE_ROOT, COSINE, SINE, EXP, SIGMOID, SILU, TANH, ERF, GELU, GELU_TANH, RELU) = range(13, 25)
 IDS, POSITIONS = 4, 8  # which numbers of a token are looked up; in the head of a run, where they are (cpu/program_kernel.py)
 # How results are rounded: not, or to what these dtypes hold
 NOT, TO_BFLOAT16, TO_FLOAT16 = range(3)
