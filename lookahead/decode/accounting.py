@@ -15,6 +15,7 @@ from lookahead.budget.speedup import PlainTime, Speedup
 from lookahead.decode.row import RunningRow
 from lookahead.draft.drafter import Drafter
 from lookahead.draft.sources import Sources
+from lookahead.forward.parallel import all_agreed
 from lookahead.forward.target import TargetModel
 from lookahead.step.batch import StepBatch
 
@@ -182,7 +183,7 @@ class Accounting:
         """
         reading, runner_up, choosing = batch.reading_seconds, batch.runner_up_seconds, batch.choosing_seconds
         if self.target.is_shared:
-            found = self.target.agreed_all((*times, reading, runner_up, choosing, self._of_rows))
+            found = all_agreed((*times, reading, runner_up, choosing, self._of_rows))
             times, (reading, runner_up, choosing, self._of_rows) = StepTimes(*found[:4]), found[4:]
         options = self.drafter.options
         self.clock.add(times.drafting, times.computed - times.drafted, times.accepted - times.computed, prefilled)

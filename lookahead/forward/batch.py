@@ -60,11 +60,6 @@ class MaskPlan:
         """int64 [2, kinds]: windows and chunks, NO_LIMIT where there are none."""
         return np.array([[limit or NO_LIMIT for limit in limits.values()] for limits in (self.windows, self.chunks)])
 
-    def first_seen(self, kind: str, position: int) -> int:
-        """The first position that the query at `position` sees in layers of this kind."""
-        window, chunk = self.windows[kind], self.chunks[kind]
-        return max(0, position - window + 1 if window else 0, position // chunk * chunk if chunk else 0)
-
 
 @dataclasses.dataclass(slots=True)
 class Group:
@@ -156,7 +151,7 @@ def pack(
         kept = total if spare is None else inputs.shape[1]
         if device.type != "cpu":
             return pack_of(upload(block_of(inputs, meta), device), inputs.shape[1], len(meta), kept)
-        return _packed(torch.from_numpy(inputs), kept, [], sizes, pasts, torch.from_numpy(meta))
+        return Pack(torch.from_numpy(inputs), kept, one=_one_slot(sizes, pasts, kept), meta=torch.from_numpy(meta))
     bucketed = spare is not None and max(sizes) <= SMALL
     filled = bucket(total) if bucketed else evened(total) if even else total
     inputs, _ = _laid_out(trees, held, filled, spare, np.full((2, 1), NO_LIMIT))
@@ -170,7 +165,8 @@ def pack(
             spread, gather = (upload(a, device) for a in pad_index(trees.sizes[first:last], width, end - start))
         groups.append(Group(slice(first, last), width, length, start, end, seen, spread, gather))
         start = end
-    return _packed(upload(inputs, device), filled if bucketed else total, groups, sizes, pasts)
+    kept = filled if bucketed else total
+    return Pack(upload(inputs, device), kept, groups, _one_slot(sizes, pasts, kept))
 
 
 def step_inputs(
@@ -205,20 +201,12 @@ def _laid_out(
     return inputs, meta
 
 
-def _packed(
-    inputs: torch.Tensor,
-    kept: int,
-    groups: list[Group],
-    sizes: Sequence[int],
-    pasts: Sequence[int],
-    meta: torch.Tensor | None = None,
-) -> Pack:
-    """inputs: int64 [4, tokens], token ids, positions, slots and cache positions. kept: how many tokens are."""
-    one = None
-    if sum(map(bool, sizes)) == 1 and kept == sum(sizes):
-        slot = next(slot for slot, size in enumerate(sizes) if size)
-        one = slot, slice(pasts[slot], pasts[slot] + kept)
-    return Pack(inputs, kept, groups, one, meta)
+def _one_slot(sizes: Sequence[int], pasts: Sequence[int], kept: int) -> tuple[int, slice] | None:
+    """See `Pack.one`."""
+    if sum(map(bool, sizes)) != 1 or kept != sum(sizes):
+        return None
+    slot = next(slot for slot, size in enumerate(sizes) if size)
+    return slot, slice(pasts[slot], pasts[slot] + kept)
 
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -250,19 +238,13 @@ def _masks(
     others: see `pack`.
     """
     longest = int(args[0][:, 3].max())
-    made: dict[tuple[int, int], list[torch.Tensor | None]] = {}
-    of_kinds = []
-    for kind, window in plan.windows.items():
-        chunk = plan.chunks[kind]
-        limits = (window if window and longest > window else NO_LIMIT, chunk if chunk and longest > chunk else NO_LIMIT)
-        if limits not in made:
-            made[limits] = _masks_within(limits, args, dtype, device, bucketed)
-        of_kinds.append(made[limits])
-    return [dict(zip(plan.windows, masks, strict=True)) for masks in zip(*of_kinds, strict=True)]
+    limits = [tuple(each if each < longest else NO_LIMIT for each in of_kind) for of_kind in plan.limits.T.tolist()]
+    made = {each: _masks_within(each, args, dtype, device, bucketed) for each in dict.fromkeys(limits)}
+    return [dict(zip(plan.windows, masks, strict=True)) for masks in zip(*map(made.__getitem__, limits), strict=True)]
 
 
 def _masks_within(
-    limits: tuple[int, int], args: tuple[np.ndarray, ...], dtype: torch.dtype, device: torch.device, bucketed: bool
+    limits: tuple[int, ...], args: tuple[np.ndarray, ...], dtype: torch.dtype, device: torch.device, bucketed: bool
 ) -> list[torch.Tensor | None]:
     """Make the masks of each run. limits: how far back a layer sees, and the size of the blocks that it sees within."""
     runs, parents, *_ = args

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lookahead.forward.tree_meta import first_seen
 from lookahead.native.kernels import kernel
 
 NO_LIMIT = 1 << 60
@@ -51,7 +52,7 @@ def attention_masks(runs, parents, positions, sizes, pasts, shut, limited, windo
                     seen[0] = 0.0
                     continue
                 position = positions[start + node]
-                first = max(0, position - window + 1, position // chunk * chunk)
+                first = first_seen(position, window, chunk)
                 seen[first:past] = 0.0
                 ancestor = node
                 while ancestor >= 0 and positions[start + ancestor] >= first:

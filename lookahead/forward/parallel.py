@@ -76,7 +76,7 @@ def agreed(value: float) -> float:
 
 
 def all_agreed(values: Sequence[float]) -> list[float]:
-    """Return of each value the least that any process gives."""
+    """Return of each value the least that any process gives: one call for all of them, as each waits."""
     box = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(box, dist.ReduceOp.MIN)
     return box.tolist()

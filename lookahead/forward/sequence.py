@@ -31,27 +31,19 @@ class BufferState:
         self.cache = SequenceCache()
         self._capacity = capacity
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing is prefilled yet."""
-        return self.cache.past == 0
-
-    def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
-        """Prefill a chain; returns the scores of the token after it, [1, vocab]. every: of those after each node."""
-        self.cache.make_room(max(self._capacity, self.cache.past + len(tree) + 1))
-        logits = self._chain(tree, None if every or "logits_to_keep" not in self.target.arguments else LAST_ONLY)
-        return logits if every else logits[-1:]
-
     @without_cudnn()
-    def forward(self, tree: DraftTree) -> torch.Tensor:
+    def forward(self, tree: DraftTree, every: bool) -> torch.Tensor:
         """Scores [nodes, vocab] of the token after each node of `tree`, whose root is the next token to prefill.
 
-        In chain mode `tree` must be a chain.
+        every: all of them are wanted; else the last, perhaps no others are computed. In chain mode, at the beginning of a text
+        and where not all are wanted, `tree` must be a chain.
         """
         target, past = self.target, self.cache.past
-        self.cache.make_room(past + len(tree))
-        if target.mode == "chain":
-            return self._chain(tree)
+        self.cache.make_room(max(self._capacity, past + len(tree)))
+        if target.mode == "chain" or past == 0 or not every:
+            assert tree.is_chain()
+            extra = None if every or "logits_to_keep" not in target.arguments else LAST_ONLY
+            return _feed(target, tree.token_ids, past, self.cache, extra)[0]
         packed = pack(side_by_side([tree], ["all"]), [past], target.mask_plan, target.dtype, target.device)
         masks = {
             kind: torch.zeros(1, 1, len(tree), past + len(tree), dtype=target.dtype, device=target.device)
@@ -75,10 +67,6 @@ class BufferState:
         """Keep the keys and values of these nodes of the last tree (a path from its root); drop the others."""
         self.cache.keep(nodes)
 
-    def _chain(self, tree: DraftTree, extra: dict[str, Any] | None = None) -> torch.Tensor:
-        assert tree.is_chain()
-        return _feed(self.target, tree.token_ids, self.cache.past, self.cache, extra)[0]
-
 
 class ReplayState:
     """Chains over a state that can only go forward."""
@@ -91,16 +79,7 @@ class ReplayState:
         self._trial: Any = None
         self._tried: list[int] = []  # prefilled by `_trial` on top
 
-    @property
-    def is_empty(self) -> bool:
-        """See `BufferState.is_empty`."""
-        return self._past == 0 and not self._pending
-
-    def prefill(self, tree: DraftTree, every: bool = False) -> torch.Tensor:
-        """See `BufferState.prefill`."""
-        return self.forward(tree) if every else self.forward(tree)[-1:]
-
-    def forward(self, tree: DraftTree) -> torch.Tensor:
+    def forward(self, tree: DraftTree, every: bool) -> torch.Tensor:
         """See `BufferState.forward`; chains only."""
         assert tree.is_chain()
         if len(self._pending) > MOST_PENDING:

@@ -2,14 +2,13 @@
 
 Slots 0 ... `open` - 1 are in use; when one closes, the last one takes its number.
     PackedSlots    all trees in one forward
-    SeparateSlots  one forward for each slot, for models that cannot be packed (see sequence.py)
+    SeparateSlots  one forward for each slot, for models that cannot be packed (see sequence.py); the same methods
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,43 +25,6 @@ from lookahead.forward.target import NO_LIMIT, TargetModel
 SHARED_FROM = 8  # tokens that two texts must begin with alike for a copy to pay
 LEFT = 16  # one part in that many of a GPU's free memory is left to what forwards compute
 WAIT_FOR = 16  # tokens that another slot is about to prefill and that are worth a step of waiting
-
-
-class Slots(Protocol):
-    """Interface of slots, as the engine needs it."""
-
-    open: int
-
-    def add(self, text: Sequence[int], room: int = 0) -> int:
-        """Open a slot for a text that may grow by `room` tokens, drafts included, and further; returns its number.
-
-        Room is made for no more than that and the model's positions, until the text grows beyond them.
-        """
-
-    def begin(self, slot: int, most: int = NO_LIMIT) -> int | None:
-        """Return how many tokens at the beginning of the slot's text are held already: `most` and all but the last at most.
-
-        None: another slot is prefilling what this one shares with it; ask again at the next step.
-        """
-
-    def forward(self, trees: TreeBatch) -> Scores:
-        """Scores behind the tree of each open slot, whose root is the slot's next token to prefill."""
-
-    def keep(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Keep these nodes of each open slot's latest tree, a path from its root; none: keep nothing."""
-
-    def close(self, slot: int) -> None:
-        """The slot's text has ended; the last open slot takes its number."""
-
-    def kv_bytes(self) -> int:
-        """Memory of the keys and values of one token, as far as the slots themselves hold them."""
-
-
-def slots_of(target: TargetModel) -> Slots:
-    """Return where the sequences of a model live while they are decoded. Not for models of mode "plain"."""
-    if target.slots_factory:
-        return target.slots_factory(target)
-    return PackedSlots(target) if target.mode == "packed" else SeparateSlots(target)
 
 
 def logits_of(target: TargetModel, cache: SlotCache, packed: Pack, kept: Sequence[int] | None = None) -> torch.Tensor:
@@ -104,6 +66,10 @@ class PackedSlots:
         self._trees = side_by_side([], [])
 
     def add(self, text: Sequence[int], room: int = 0) -> int:
+        """Open a slot for a text that may grow by `room` tokens, drafts included, and further; returns its number.
+
+        Room is made for no more than that and the model's positions, until the text grows beyond them.
+        """
         slot = self.open
         self.open += 1
         if slot == len(self._held):
@@ -116,6 +82,10 @@ class PackedSlots:
         return slot
 
     def begin(self, slot: int, most: int = NO_LIMIT) -> int | None:
+        """Return how many tokens at the beginning of the slot's text are held already: `most` and all but the last at most.
+
+        None: another slot is prefilling what this one shares with it; ask again at the next step.
+        """
         text = self._texts[slot][:-1][:most]
         source, shared, promised = slot, _common(self._held[slot], text), 0
         for other, held in enumerate(self._held):
@@ -135,6 +105,7 @@ class PackedSlots:
         return shared
 
     def forward(self, trees: TreeBatch) -> Scores:
+        """Scores behind the tree of each open slot, whose root is the slot's next token to prefill."""
         target, pasts = self.target, [len(held) for held in self._held[: self.open]]
         sizes, wanted = trees.sizes.tolist(), trees.wanted.tolist()
         self._make_room(max(map(sum, zip(pasts, sizes, strict=True))))
@@ -174,6 +145,7 @@ class PackedSlots:
         raise MemoryError(f"{size:,} bytes of keys and values for {self.open} rows do not fit into {free:,} that are free")
 
     def keep(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Keep these nodes of each open slot's latest tree, a path from its root; none: keep nothing."""
         moves: list[tuple[int, int, int]] = []
         begin, token_ids = 0, self._trees.token_ids.tolist()
         for slot, (size, kept) in enumerate(zip(self._trees.sizes.tolist(), nodes, strict=True)):
@@ -185,6 +157,7 @@ class PackedSlots:
         self.cache.move(moves)
 
     def close(self, slot: int) -> None:
+        """The slot's text has ended; the last open slot takes its number."""
         self.open -= 1
         last = self.open
         if slot != last:
@@ -193,6 +166,7 @@ class PackedSlots:
             self._texts[slot], self._begun[slot] = self._texts[last], self._begun[last]
 
     def kv_bytes(self) -> int:
+        """Memory of the keys and values of one token, as far as the slots themselves hold them."""
         return self.cache.kv_bytes()
 
 
@@ -220,8 +194,7 @@ class SeparateSlots:
             tree = trees.tree(slot)
             if tree is None:
                 continue
-            prefills = wanted < len(tree) or state.is_empty
-            scores = state.prefill(tree, wanted == len(tree)) if prefills else state.forward(tree)
+            scores = state.forward(tree, wanted == len(tree))
             if wanted:
                 logits.append(scores[-wanted:])
         return Scores(torch.cat(logits) if logits else torch.empty(0, 0), trees.wanted.tolist())
@@ -238,6 +211,16 @@ class SeparateSlots:
 
     def kv_bytes(self) -> int:
         return 0
+
+
+Slots = PackedSlots | SeparateSlots
+
+
+def slots_of(target: TargetModel) -> Slots:
+    """Return where the sequences of a model live while they are decoded. Not for models of mode "plain"."""
+    if target.slots_factory:
+        return target.slots_factory(target)
+    return PackedSlots(target) if target.mode == "packed" else SeparateSlots(target)
 
 
 def _common(a: Sequence[int] | np.ndarray, b: np.ndarray) -> int:

@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,7 @@ from lookahead.forward.attention import PackedAttention
 from lookahead.forward.backend import PROGRAM, ForwardProgram
 from lookahead.forward.batch import MaskPlan
 from lookahead.forward.kv_cache import LayerShape
-from lookahead.forward.parallel import agreed, all_agreed
+from lookahead.forward.parallel import agreed
 from lookahead.forward.processor import processor_name
 from lookahead.forward.tree_attention import NAME as TREE
 
@@ -208,12 +208,6 @@ class TargetModel:
     def as_tensor_parallel_rank(self) -> TargetModel:
         """The same for one of several processes that share the model: they take what they measure from each other."""
         return dataclasses.replace(self, agreed=agreed)
-
-    def agreed_all(self, values: Sequence[float]) -> Sequence[float]:
-        """Return what processes that share the model take these measured values for: one call for all of
-        them, as each waits.
-        """
-        return all_agreed(values) if self.is_shared else values
 
 
 def state_name_of(model: Any) -> str:

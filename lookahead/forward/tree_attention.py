@@ -84,12 +84,6 @@ def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: t
 _library.impl("tree_attention", _on_cpu, "CPU")
 
 
-def serves_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether the op has a fast form there."""
-    backend = backend_of(device.type)
-    return backend is not None and backend.serves(device, dtype)
-
-
 def _on_cuda(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
     cuda = backend_of("cuda")
     laid_out = query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()
@@ -99,16 +93,6 @@ def _on_cuda(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: 
 
 
 _library.impl("tree_attention", _on_cuda, "CUDA")
-
-
-def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float, output: torch.Tensor
-) -> None:
-    """Fill `output` [tokens, heads, value width], whose numbers lie side by side, with what the op gives."""
-    if query.device.type == "cuda" and (cuda := backend_of("cuda")):
-        cuda.tree_attention(query, key, value, meta, scale, result=output)
-    else:
-        output.copy_(torch.ops.lookahead.tree_attention(query, key, value, meta[:, :FIELDS].contiguous(), scale))
 
 
 @torch.library.register_fake("lookahead::tree_attention")
