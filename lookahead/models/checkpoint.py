@@ -103,23 +103,13 @@ def shards_of(folder: Path) -> list[Path]:
 def tensors_in(shards: list[Path]) -> Iterator[tuple[str, Any]]:
     """Names of all tensors, and what reads them: `read.get_tensor(name)`. Raises ModelError for a file that cannot be read."""
     for shard in shards:
-        with _opened(shard) as file:
+        try:
+            opened = safe_open(shard, "pt")
+        except Exception as error:  # safetensors raises errors of its own
+            raise ModelError(f"{shard}: cannot be read as safetensors ({error}).") from error
+        with opened as file:
             for name in file.keys():  # noqa: SIM118 - it is not a dict
                 yield name, file
-
-
-def check_readable(folder: Path) -> None:
-    """Raises ModelError that names the first safetensors file of a checkpoint that cannot be read."""
-    for shard in shards_of(folder):
-        with _opened(shard):
-            continue
-
-
-def _opened(shard: Path) -> Any:
-    try:
-        return safe_open(shard, "pt")
-    except Exception as error:  # safetensors raises errors of its own
-        raise ModelError(f"{shard}: cannot be read as safetensors ({error}).") from error
 
 
 def _unfit(model: Any, unexpected: list[str]) -> Iterator[str]:

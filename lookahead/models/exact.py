@@ -63,29 +63,29 @@ def batch_invariance_violation(target: TargetModel) -> str:
         return f"it has positions for {target.longest_text} tokens only"
     texts = [random.integers(1, target.vocab_size, length).astype(np.int32) for _ in range(3)]
     text, path = texts[0], texts[0][BEGINNING : BEGINNING + LENGTH]
-    slots = _begun(target, [text])
+    slots = begun(target, [text])
     alone = torch.stack([_taken(slots, [chain(path[node : node + 1])]).of(0)[0] for node in range(LENGTH)])
     for size in SIZES:
-        if not _scores(_begun(target, [text]), [chain(path[:size])]).equal(alone[:size]):
+        if not _scores(begun(target, [text]), [chain(path[:size])]).equal(alone[:size]):
             return f"with {size} tokens of one text in a forward"
     for pieces in PIECES:
-        if not _scores(_begun(target, [text], pieces), [chain(path)]).equal(alone):
+        if not _scores(begun(target, [text], pieces), [chain(path)]).equal(alone):
             return f"behind a text that was prefilled {', '.join(map(str, pieces))} tokens at a time"
     order = [0, *(1 + np.sort(random.permutation(LARGE - 1)[: LENGTH - 1]))]  # where in the tree the path stands
-    if not _scores(_begun(target, [text]), [_tree(path, order, random, target.vocab_size)])[order].equal(alone):
+    if not _scores(begun(target, [text]), [_tree(path, order, random, target.vocab_size)])[order].equal(alone):
         return "in a draft tree"
     for sizes in ((1, 1, 1), (2, 1, 4), (8, 33, 5)):
         trees = [chain(each[BEGINNING : BEGINNING + size]) for each, size in zip(texts, sizes, strict=True)]
-        if not _scores(_begun(target, texts), trees).equal(alone[: sizes[0]]):
+        if not _scores(begun(target, texts), trees).equal(alone[: sizes[0]]):
             return f"alongside other texts, which bring {sizes[1]} and {sizes[2]} tokens to its {sizes[0]}"
     return ""
 
 
-def _begun(target: TargetModel, texts: Sequence[np.ndarray], pieces: Sequence[int] = (BEGINNING,)) -> Slots:
-    """Slots that hold the beginnings of these texts."""
+def begun(target: TargetModel, texts: Sequence[np.ndarray], pieces: Sequence[int] = (BEGINNING,)) -> Slots:
+    """Slots that hold the beginnings of these texts, which were prefilled in such pieces."""
     slots = slots_of(target)
     for text in texts:
-        slots.begin(slots.add(text[:BEGINNING].tolist(), LARGE))
+        slots.begin(slots.add(text[: sum(pieces)].tolist(), LARGE))
     start = 0
     for size in pieces:
         slots.forward(side_by_side([chain(text[start : start + size]) for text in texts], ["last"] * len(texts)))

@@ -41,7 +41,8 @@ def far_masks_differ(target: TargetModel) -> str:
         keys = torch.arange(query + 1, device=target.device)
         zero = torch.zeros_like(keys[:1])
         seen = rule(zero, zero, keys[query:], keys)
-        first = plan.first_seen(kind, query)
+        window, chunk = plan.limits[:, [*plan.windows].index(kind)].tolist()
+        first = max(0, query - window + 1, query // chunk * chunk)
         if not torch.equal(seen, keys >= first):
             return f"at position {query} a layer sees {int(seen.sum())} tokens, by the config {query + 1 - first}"
     return ""

@@ -23,7 +23,7 @@ from lookahead.forward.backends import by_own_settings
 from lookahead.forward.target import DTYPES, TargetModel, longest_text, setting_of
 from lookahead.model_files import check_folder, check_sizes
 from lookahead.models.adapter import check_adapter, merged, wrapped
-from lookahead.models.checkpoint import check_readable, check_weights
+from lookahead.models.checkpoint import check_weights, shards_of, tensors_in
 from lookahead.models.exact import batch_invariance_violation, exact_or_plain, tried_in_half
 from lookahead.models.options import ModelOptions
 from lookahead.models.prequantized import check_method, exact_where_needed, refuse_own_format
@@ -118,7 +118,7 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
         wishes.update(_tensor_parallel(tp_plan))
     with _reading(name):
         alone = target_device.type == "cpu" and not (device_map or tp_plan or adapter)
-        cpu = backend_of("cpu") if alone and chosen != "auto" else None
+        cpu = backend_of("cpu") if alone else None
         loaded = cpu.packed_model(name, config, chosen, wishes) if cpu else None
         if cpu and gguf_in(name)[1] and wished.quantize == "none":
             empty = empty_model(config, trust_remote_code)
@@ -129,14 +129,12 @@ def load_model(model: str | ModelOptions, dtype: str | None = None, device: str 
     if adapter:
         with _quiet_transformers():
             loaded = merged(loaded, adapter)
-    if not (device_map or tp_plan):
-        loaded = _laid_out(loaded.to(target_device), wished)
-    target = _probed(loaded, wished)
+    target = _probed(loaded, wished, None if device_map or tp_plan else target_device)
     if target.linear not in QUANTIZED:
         target = exact_where_needed(target, config)
     if wished.exact and not target.exact:
         if target.program is not None:
-            target = dataclasses.replace(target, program=target.program.made_exact())
+            target.program.exact = True
         if where := batch_invariance_violation(target):
             raise ModelError(f"{name}: --exact: scores are not the same bits in every forward ({where}).")
         target = dataclasses.replace(target, exact=True)
@@ -179,7 +177,7 @@ def _reading(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         if Path(name).is_dir():
-            check_readable(Path(name))
+            any(False for _ in tensors_in(shards_of(Path(name))))  # raises for a file that cannot be read
         raise ModelError(f"{name}: cannot be loaded ({first_line(error)}).") from error
 
 
@@ -233,7 +231,7 @@ def random_model(model: str | ModelOptions, dtype: str | None = None, device: st
             )
     except Exception as error:
         raise ModelError(f"{wished.name}: a model of this shape cannot be made ({first_line(error)}).") from error
-    target = _probed(_laid_out(made.to(target_device), wished), wished)
+    target = _probed(made, wished, target_device)
     _log_setting(target)
     return target
 
@@ -253,15 +251,16 @@ def _checked(wished: ModelOptions) -> tuple[torch.device, Any]:
     return device, dtype
 
 
-def _laid_out(model: Any, wished: ModelOptions) -> Any:
-    """The same model, whose linear layers are as the CPU's kernels read them."""
+def _probed(model: Any, wished: ModelOptions, device: torch.device | None) -> TargetModel:
+    """Return how the model verifies, moved to this device, if one is given, with linear layers as a CPU's kernels read them.
+
+    Raises ModelError where its forward is to be a program and is none; as `pack_linears` and `with_kv_dtype`.
+    """
     cpu = backend_of("cpu")
-    return cpu.pack_linears(model, wished.quantize, wished.name) if cpu else model
-
-
-def _probed(model: Any, wished: ModelOptions) -> TargetModel:
-    """Return how the model verifies. Raises ModelError where its forward is to be a program and is none; as `with_kv_dtype`."""
-    target, cpu = probed(model.eval(), wished.name, wished.engine_mode != "modules"), backend_of("cpu")
+    if device is not None:
+        model = model.to(device)
+        model = cpu.pack_linears(model, wished.quantize, wished.name) if cpu else model
+    target = probed(model.eval(), wished.name, wished.engine_mode != "modules")
     if cpu and wished.kv_dtype != "none":
         target = cpu.with_kv_dtype(target, wished.kv_dtype)
     if wished.engine_mode == "program" and target.program is None:

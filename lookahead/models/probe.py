@@ -24,7 +24,6 @@ from lookahead.forward.backend import QUANTIZED, ForwardProgram, backend_of
 from lookahead.forward.backends import by_own_settings, without_cudnn
 from lookahead.forward.slots import PackedSlots, Slots, slots_of
 from lookahead.forward.target import Mode, TargetModel
-from lookahead.forward.tree_attention import serves_on
 from lookahead.models.far_masks import far_masks_differ
 from lookahead.models.reference import HALF, Reference, likely_texts, perturbed, stock, wide, widened
 from lookahead.tokenizer import first_line
@@ -120,8 +119,9 @@ class _Yardstick:
 
 def op_may_serve(target: TargetModel) -> bool:
     """Tell whether to try lookahead::tree_attention: where it is fast, for models that do not ask for eager attention."""
-    own = target.text_config._attn_implementation
-    return own != "eager" and serves_on(target.device, target.dtype)
+    backend = backend_of(target.device.type)
+    served = backend is not None and backend.serves(target.device, target.dtype)
+    return served and target.text_config._attn_implementation != "eager"
 
 
 def kind_of_linear(model: Any) -> str:

@@ -75,29 +75,21 @@ def _by_torch(model: Any) -> Iterator[None]:
             del vars(layer)["forward"]
 
 
-def _forward(model: Any, texts: torch.Tensor, with_layers: bool) -> Reference:
-    if not with_layers:
-        return Reference(model(input_ids=texts, use_cache=False).logits, {})
-    cache = NotedCache()
-    scores = model(input_ids=texts, use_cache=True, **{state_name_of(model): cache}).logits
-    return Reference(scores, cache.noted)
-
-
-def _batch(model: Any, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """int64 [texts, tokens], filled up behind shorter texts, which no causal model looks at."""
-    longest = max(map(len, texts))
-    return torch.tensor([[*map(int, text), *[1] * (longest - len(text))] for text in texts], device=model.device)
-
-
 def stock(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> Reference:
     """Compute by the model's own modules. with_layers: keys and values, too. Raises what the model raises."""
-    return _forward(model, _batch(model, texts), with_layers)
+    longest = max(map(len, texts))  # behind shorter texts stands what no causal model looks at
+    ids = torch.tensor([[*map(int, text), *[1] * (longest - len(text))] for text in texts], device=model.device)
+    if not with_layers:
+        return Reference(model(input_ids=ids, use_cache=False).logits, {})
+    cache = NotedCache()
+    scores = model(input_ids=ids, use_cache=True, **{state_name_of(model): cache}).logits
+    return Reference(scores, cache.noted)
 
 
 def wide(model: Any, texts: Sequence[Sequence[int]], with_layers: bool) -> Reference:
     """Compute in float32, tokens not quantized. Raises what operations raise that cannot be widened."""
     with widened(model):
-        return _forward(model, _batch(model, texts), with_layers)
+        return stock(model, texts, with_layers)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -211,14 +211,12 @@ def _changes(plan: _Plan, model: Any, source: Path, calibration: Calibration | N
 
 
 @torch.no_grad()
-def _written(
-    plan: _Plan, source: Path, files: _Files, changes: _Changes, progress: Callable[[int, int], None]
-) -> Iterator[Layer | int]:
-    """Write all tensors. Yields bytes of each that was read, and each layer."""
-    missing, done = set(plan.bits), 0
+def _written(plan: _Plan, source: Path, files: _Files, changes: _Changes, progress: Callable[[int, int], None]) -> Written:
+    """Write all tensors."""
+    missing, layers, before = set(plan.bits), list[Layer](), 0
     for name, file in tensors_in(shards_of(source)):
         tensor = file.get_tensor(name)
-        yield tensor.nbytes
+        before += tensor.nbytes
         if name in changes.divisors:
             tensor = tensor / changes.divisors[name].to(tensor.dtype)
         if name not in plan.bits or name in plan.kept:
@@ -231,12 +229,13 @@ def _written(
             error = (matrix.to_dense() - weight).norm() / weight.norm().clamp_min(1e-30)
             for layer in plan.layers[name]:
                 files.add(tensors_of(layer, matrix))
-                yield Layer(layer, plan.bits[name], float(error))
+                layers.append(Layer(layer, plan.bits[name], float(error)))
             missing.discard(name)
-            done += 1
-            progress(done, len(plan.bits))
+            progress(len(plan.bits) - len(missing), len(plan.bits))
     if missing:
         raise ModelError(f"{source}: no tensor {min(missing)} in its safetensors files.")
+    files.finish()
+    return Written(layers, before, files.total)
 
 
 Choose = Callable[[Path, Mapping[str, torch.Tensor]], dict[str, int]]
@@ -316,13 +315,7 @@ def _write(
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
         folder = Path(temporary) / "model"
         folder.mkdir()
-        files, layers, before = _Files(folder), list[Layer](), 0
-        for each in _written(plan, source, files, changes, progress):
-            if isinstance(each, Layer):
-                layers.append(each)
-            else:
-                before += each
-        files.finish()
+        written = _written(plan, source, _Files(folder), changes, progress)
         for path in source.iterdir():
             if path.is_file() and path.suffix in COPIED and path.name not in LEFT:
                 shutil.copyfile(path, folder / path.name)
@@ -338,4 +331,4 @@ def _write(
         if target.exists():
             target.rmdir()
         folder.rename(target)
-    return Written(layers, before, files.total)
+    return written

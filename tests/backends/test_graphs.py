@@ -59,7 +59,7 @@ def test_job_takes_few_graphs_and_says_what_each_row_says_alone(target):
     assert [request.token_ids for request in requests] == [plainly(target.model, prompt, 20) for prompt in prompts]
     captured = made[0].captured
     assert captured.replays > 0.5 * engine.clock.steps
-    assert len(capture.graphs) == len(captured.sizes) <= 16
+    assert len(capture.graphs) == len(captured._steps) <= 16
     assert sum(request.accepted_tokens for request in requests) > 0
 
 
@@ -93,8 +93,8 @@ def test_graphs_are_dropped_where_keys_and_values_move(target):
     engine = DecodingEngine(target, Drafter([], DraftOptions(decoding_length=8, adaptive=False)), 1)
     assert engine.generate([5, 6, 7], 12).token_ids == plainly(target.model, [5, 6, 7], 12)
     slots = engine._slots
-    before, places = slots.captured.sizes, [layer.keys.data_ptr() for layer in slots.cache.layers]
-    assert before
+    places = [layer.keys.data_ptr() for layer in slots.cache.layers]
+    assert slots.captured._steps
     slots.cache.reserve(4, 512, [])
     assert places != [layer.keys.data_ptr() for layer in slots.cache.layers]
     assert engine.generate([8, 6, 9], 12).token_ids == plainly(target.model, [8, 6, 9], 12)
@@ -113,7 +113,7 @@ def test_model_that_reads_from_the_device_goes_on_without_graphs(target, caplog,
     assert "steps are not captured as graphs" in caplog.text
     engine = DecodingEngine(target, Drafter())
     assert len(engine.generate([5, 6, 7], 12).token_ids) == 12
-    assert engine._slots.captured.sizes == []
+    assert engine._slots.captured._steps == {}
 
 
 def test_steps_that_prefill_or_are_wide_are_not_captured(target):

@@ -15,6 +15,7 @@ from lookahead.backends.cuda.graphs import Capture, CudaCapture
 from lookahead.draft.tree import DraftTree, chain, side_by_side
 from lookahead.forward.slots import PackedSlots
 from lookahead.forward.target import TargetModel
+from lookahead.models.exact import begun
 from lookahead.tokenizer import first_line
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def _differs(target: TargetModel) -> str:
     first, second = (
         [_tree(random.integers(1, target.vocab_size, len(parents)), parents) for parents in step] for step in (FIRST, SECOND)
     )
-    replayed, plain = _begun(target, texts), _begun(dataclasses.replace(target, capture=None), texts)
+    replayed, plain = (begun(each, texts, [PROMPT]) for each in (target, dataclasses.replace(target, capture=None)))
     for trees in (first, second):
         total = sum(map(len, trees))
         scores, expected = (
@@ -62,18 +63,9 @@ def _differs(target: TargetModel) -> str:
         worst = float((scores - expected).abs().max()) / (float(expected.std()) or 1.0)
         if not worst <= FAR.get(target.dtype, 1e-2):
             return f"scores differ by {worst:.2g} of their spread"
+    assert isinstance(replayed, PackedSlots)
     assert replayed.captured
     return "" if replayed.captured.replays == 2 else "a step could not be captured"
-
-
-def _begun(target: TargetModel, texts: list[np.ndarray]) -> PackedSlots:
-    """Slots that hold these texts."""
-    slots = PackedSlots(target)
-    for text in texts:
-        slots.begin(slots.add(text.tolist(), PROMPT))
-    slots.forward(side_by_side([chain(text) for text in texts], ["last"] * len(texts)))
-    slots.keep([range(len(text)) for text in texts])
-    return slots
 
 
 def _tree(token_ids: np.ndarray, parents: tuple[int, ...]) -> DraftTree:

@@ -29,7 +29,6 @@ from lookahead.backends.cuda.device_rows import (
 from lookahead.backends.lowering.plan import Attention, Buffer, Instruction, Plan, Product, View
 from lookahead.forward.batch import MOST_TOKENS, Pack
 from lookahead.forward.kv_cache import SlotCache
-from lookahead.forward.tree_attention import attend
 
 MOST_OF_OURS = 64  # tokens up to which products of ours take hardly longer than torch's, or less
 Run = dict[str, Any]  # of a forward: tensors by the names that kernels know them by, and the cache
@@ -54,10 +53,6 @@ class DeviceProgram:
             for step in stage.steps
             if isinstance(step, Product) and step.target is not None
         }
-
-    @torch.inference_mode()
-    def made_exact(self) -> DeviceProgram:
-        return DeviceProgram(self.plan, self.device, exact=True)
 
     def run(self, pack: Pack, wanted: torch.Tensor | None, cache: SlotCache) -> torch.Tensor:
         """[wanted tokens, vocab] scores; fills the slots' keys and values. wanted: int64, tokens of the pack; None: all."""
@@ -179,12 +174,14 @@ def _launch_torch(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late
 
 
 def _launch_attention(step: Attention, rows_of: Callable[[Buffer], torch.Tensor]) -> Launch:
+    from lookahead.backends.cuda.triton_attention import tree_attention_triton
+
     queries = _shown(step.query, rows_of).unflatten(1, (step.heads, step.width))
     outputs = rows_of(step.target).unflatten(1, (step.heads, step.value_width))
 
     def launch(run: Run) -> None:
         tokens = len(run[IDS])
         keys, values = (_held(run["cache"], number) for number in (step.keys, step.values))
-        attend(queries[:tokens], keys, values, run[META][step.kind], step.scale, outputs[:tokens])
+        tree_attention_triton(queries[:tokens], keys, values, run[META][step.kind], step.scale, result=outputs[:tokens])
 
     return launch

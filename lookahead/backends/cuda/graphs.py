@@ -126,11 +126,6 @@ class CapturedSteps:
         self._version = -1
         self._failed = False
 
-    @property
-    def sizes(self) -> list[int]:
-        """Sizes of the steps that are captured, in tokens."""
-        return sorted(self._steps)
-
     def serves(self, trees: TreeBatch) -> bool:
         """Tell whether this is such a step: all scores are wanted, of not too many tokens."""
         small = 0 < len(trees.token_ids) <= MOST_TOKENS
