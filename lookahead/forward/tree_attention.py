@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from lookahead.errors import ModelError
 from lookahead.forward.backend import backend_of
 from lookahead.forward.quantized_cache import DTYPES
-from lookahead.forward.tree_meta import FIELDS, FIRST, NODE, PARENT, PAST, SIZE, SLOT, TRUNK
+from lookahead.forward.tree_meta import FIELDS
 
 NAME = "lookahead_tree"
 QUANTIZED = frozenset(DTYPES.values())  # keys and values
@@ -31,68 +31,26 @@ _library = torch.library.Library("lookahead", "DEF")
 _library.define("tree_attention(Tensor query, Tensor key, Tensor value, Tensor meta, float scale) -> Tensor")
 
 
-def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of each token to what it sees, in plain torch on any device; what the op means.
+def attention_of_tokens(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of each token to what it sees: the op, by the backend of the device.
 
-    query: [tokens, heads, width]. key: [slots, key heads, capacity, width], value: [slots, key heads, capacity, value width];
-    heads that share keys are neighbours. meta: int32 [tokens, FIELDS or more], see tree_meta.py. scale: of the products.
-    Returns [tokens, heads, value width]; 0 for tokens that fill the pack up. What no token sees may hold anything.
+    query: [tokens, heads, width]. key: [slots, key heads, capacity, width], value: [slots, key heads, capacity, value width],
+    the numbers of each side by side; heads that share keys are neighbours. meta: int32 [tokens, FIELDS or more], see
+    tree_meta.py. scale: of the products. Returns [tokens, heads, value width]; 0 for tokens that fill the pack up. What no
+    token sees may hold anything.
     """
-    tokens, heads, _ = query.shape
-    output = query.new_zeros(tokens, heads, value.shape[3])
-    grouped, start = heads // key.shape[1], 0
-    lines = meta.tolist()
-    while start < tokens and lines[start][SLOT] >= 0:
-        tree = lines[start : start + lines[start][SIZE]]
-        seen = torch.zeros(len(tree), tree[0][PAST] + len(tree), dtype=torch.bool)
-        for line in tree:
-            node, past = line[NODE], line[PAST]
-            row = seen[node]
-            if line[PARENT] >= 0:
-                row |= seen[line[PARENT]]
-            row[: past + line[TRUNK]] = True
-            row[past + node] = True
-        for line in tree:  # positions of what is behind the trunk are counted back from the token's own
-            columns = seen[line[NODE]].nonzero().flatten()
-            seen[line[NODE], columns[: line[FIRST]]] = False
-        seen = seen.to(query.device)
-        length, slot, end = seen.shape[1], tree[0][SLOT], start + len(tree)
-        used = seen.any(0)[:, None]
-        keys, values = (
-            buffer[slot, :, :length].masked_fill(~used, 0).float().repeat_interleave(grouped, 0) for buffer in (key, value)
-        )
-        scores = query[start:end].float().transpose(0, 1) @ keys.transpose(1, 2) * scale
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-        output[start:end] = (weights @ values).transpose(0, 1).to(output.dtype)
-        start = end
-    return output
+    backend = backend_of(query.device.type)
+    assert backend
+    query = query if query.stride(2) == 1 else query.contiguous()
+    if query.is_cuda:
+        return backend.tree_attention(query, key, value, meta.contiguous(), scale)
+    return backend.tree_attention(query.transpose(0, 1)[None], key, value, meta.contiguous(), scale)[0]
 
 
-_library.impl("tree_attention", reference, "CompositeExplicitAutograd")
-
-
-def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
-    cpu = backend_of("cpu")
-    if cpu and key.dtype in QUANTIZED:
-        return cpu.tree_attention(query.transpose(0, 1)[None].contiguous(), key, value, meta.contiguous(), scale)[0]
-    kernel_takes = cpu and cpu.serves(query.device, query.dtype) and query.dtype == key.dtype == value.dtype
-    if not (cpu and kernel_takes and query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()):
-        return reference(query, key, value, meta, scale)
-    return cpu.tree_attention(query.transpose(0, 1)[None], key, value, meta, scale)[0]
-
-
-_library.impl("tree_attention", _on_cpu, "CPU")
-
-
-def _on_cuda(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float) -> torch.Tensor:
-    cuda = backend_of("cuda")
-    laid_out = query.stride(2) == key.stride(3) == value.stride(3) == 1 and meta.is_contiguous()
-    if not (cuda and laid_out and cuda.serves(query.device, query.dtype)):
-        return reference(query, key, value, meta, scale)
-    return cuda.tree_attention(query, key, value, meta, scale)
-
-
-_library.impl("tree_attention", _on_cuda, "CUDA")
+for _device in ("CPU", "CUDA"):
+    _library.impl("tree_attention", attention_of_tokens, _device)
 
 
 @torch.library.register_fake("lookahead::tree_attention")
@@ -120,7 +78,7 @@ def tree_attention(
     scaling: float | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention that layers of a model call. query: [1, heads, tokens, width]; key, value: as of `reference`.
+    """Attention that layers of a model call. query: [1, heads, tokens, width]; key, value: as of `attention_of_tokens`.
 
     key, value: on a CPU also quantized ones, of all slots in the shape of what they hold (quantized_cache.py).
     attention_mask: int32 [1, 1, tokens, FIELDS], the lines of the step. Returns [1, tokens, heads, value width] and, instead

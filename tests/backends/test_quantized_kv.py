@@ -20,7 +20,6 @@ from lookahead.forward import kv_cache
 from lookahead.forward.quantized_cache import DTYPES, as_keys, bytes_of, quantized, restored
 from lookahead.forward.slots import PackedSlots, slots_of
 from lookahead.forward.target import TargetModel
-from lookahead.forward.tree_attention import reference
 from lookahead.models.load import load_model, random_model
 from lookahead.models.probe import probed
 from lookahead.tokenizer import load_tokenizer
@@ -35,6 +34,7 @@ from tests.support.cli import write_jsonl
 from tests.support.cpu import HALVES
 from tests.support.depth import deep, some_deep
 from tests.support.drafts import tree_of
+from tests.support.plain_attention import reference
 
 HALF = "bfloat16" if HALVES else "float32"
 STEPS = {"int8": 127, "int4": 7.5}  # of half a group's range, about

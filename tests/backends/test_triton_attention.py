@@ -18,9 +18,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookahead.forward.tree_attention import reference
 from tests.forward.test_tree_attention import NO_LIMIT, Step, assert_same_alone, buffers, queries, steps
 from tests.support.depth import deep
+from tests.support.plain_attention import reference
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":

@@ -13,8 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lookahead.backends.cpu.attention_cpu import NUMBERS
 from lookahead.errors import ModelError
-from lookahead.forward.tree_attention import reference, tree_attention
+from lookahead.forward.tree_attention import tree_attention
 from lookahead.forward.tree_meta import FIELDS, SLOT, arrange
+from tests.support.plain_attention import reference
 
 NO_LIMIT = 1 << 60
 CAPACITY = 320

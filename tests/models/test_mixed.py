@@ -27,6 +27,7 @@ from lookahead.quantize.mixed import choose_bits, orders_of
 from tests.models.lossless import DEMO, assert_any_draft_yields_the_plain_tokens
 from tests.support.cli import write_jsonl
 from tests.support.depth import deep, some_deep
+from tests.support.quantized_panels import held_matrix
 
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
 QUANTIZE = {"int8": in_8_bits, "int4": in_4_bits}
@@ -44,7 +45,7 @@ def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 def simulated(panels: QuantizedPanels, tokens: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """What `panels.product` gives: sorted inputs, groups of 64 rounded to 8 or 4 bits, sums of whole numbers."""
-    matrix, single = panels.to_matrix(), np.float32
+    matrix, single = held_matrix(panels), np.float32
     order = torch.arange(panels.inner) if panels.order is None else panels.order
     count, width = len(tokens), panels.lines * 64
     x, weights = np.zeros((count, width), single), np.zeros((panels.outputs, width), np.int64)

@@ -29,6 +29,7 @@ from tests.architectures import decoded, plainly, random_prompts
 from tests.models.lossless import DEMO, assert_any_draft_yields_the_plain_tokens, assert_demo_model_answers_the_same
 from tests.models.test_mixed import simulated
 from tests.support.depth import deep, some_deep
+from tests.support.quantized_panels import held_matrix
 
 pytestmark = pytest.mark.skipif(not QuantizedPanels.takes_here(), reason="an x86 CPU with AVX2")
 SHAPES = ((256, 256), (100, 65), (64, 700), (333, 128), (1, 1))
@@ -78,7 +79,7 @@ def test_every_processor_adds_up_to_the_same_bits(monkeypatch, bits):
         sums = np.zeros((count, 64), np.float32)
         add_up(tokens.data_ptr(), tokens.stride(0), count, weights, inner // 64, sums.ctypes.data)
         if bits == 8:  # whole columns have one scale
-            sums *= panels.to_matrix().scales[:, 0].numpy()
+            sums *= held_matrix(panels).scales[:, 0].numpy()
         assert sums.any()
         np.testing.assert_array_equal(sums, expected)
 
@@ -88,7 +89,7 @@ def test_every_processor_adds_up_to_the_same_bits(monkeypatch, bits):
 def test_panels_hold_what_they_were_made_of(scheme, outputs, inner):
     torch.manual_seed(0)
     matrix = QUANTIZE[scheme](torch.randn(outputs, inner))
-    held = QuantizedPanels(matrix, torch.float32).to_matrix()
+    held = held_matrix(QuantizedPanels(matrix, torch.float32))
     for name in ("numbers", "scales", "zeros"):
         ours, theirs = getattr(held, name), getattr(matrix, name)
         assert ours is theirs is None or (ours.dtype == theirs.dtype and ours.equal(theirs)), name

@@ -27,7 +27,7 @@ def entry_of(dtype: torch.dtype, kept: torch.dtype) -> Callable[[Any], None]:
 def tree_attention_cpu(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, meta: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """[1, tokens, heads, value width]; see `tree_attention.reference`, but query: [1, heads, tokens, width], meta: any shape.
+    """[1, tokens, heads, value width]; see tree_attention.py, but query: [1, heads, tokens, width], meta: any shape.
 
     Tensors are on a CPU and of one dtype of NUMBERS, or key and value are quantized (quantized_cache.py); numbers of a vector
     lie side by side, and so does all of meta. A step of a small model spends as long on the calls around the kernel as in it:

@@ -16,10 +16,9 @@ import numpy as np
 from lookahead.backends.cpu.block_code import HEADS, LARGE, SIZES, unpack
 from lookahead.backends.cpu.panel_code import LINE, PANEL, give_panel
 from lookahead.backends.cpu.quantized_code import GROUP, GROUP4, GROUP8, SCALES, TOKEN_GROUP, multiply
-from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, AS_FLOAT32, IN_8_BITS, IN_BLOCKS, LIKE_BFLOAT16
+from lookahead.backends.lowering.ops import AS_BFLOAT16, AS_FLOAT16, IN_8_BITS, IN_BLOCKS
 from lookahead.native.kernels import address_of, carray, float32_at, inlined, int64_at, kernel, part, uint8_at, uint16_at
 from lookahead.native.threads import add, c_function, call_with
-from lookahead.native.vectors import narrow, widen
 
 # How weights lie. Tokens are float32; bfloat16 where weights lie in pairs; quantized where weights are (quantized_code.py).
 # From BLOCKS on weights are unpacked to the first of these kinds (block_code.py).
@@ -38,24 +37,6 @@ TICKETS, MULTIPLY, TOKEN, STRIDE, COUNT, WEIGHTS, INNER, OUTPUTS, BIAS, OUTPUT, 
 TASK = 13
 TASK_BYTES = struct.Struct("=13q")
 PRODUCT, BEGIN, END, SUMS, ASKED = range(5)  # what MULTIPLY, the address of a function of `multiplier_of`, is given
-
-
-@part
-def store(source, count, target, stored):
-    """Numbers from float32 scratch memory that is padded to a multiple of 16, and so is `target` for LIKE_..."""
-    one = np.float32(1)
-    if stored == AS_FLOAT32:
-        narrow(np.float32(0), source, count, one, target)
-    elif stored == AS_BFLOAT16:
-        narrow(np.uint16(0), source, count, one, target)
-    elif stored == AS_FLOAT16:
-        narrow(np.int16(0), source, count, one, target)
-    elif stored == LIKE_BFLOAT16:
-        narrow(np.uint16(0), source, count, one, source)
-        widen(np.uint16(0), source, count, one, target)
-    else:
-        narrow(np.int16(0), source, count, one, source)
-        widen(np.int16(0), source, count, one, target)
 
 
 @part

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lookahead.backends.cpu import attention_kernel as attention
-from lookahead.backends.cpu.panel_kernel import COUNT, OUTPUTS, PANEL, TASK, TOKENS, look_up, multiply_panels, store
+from lookahead.backends.cpu.panel_kernel import COUNT, OUTPUTS, PANEL, TASK, TOKENS, look_up, multiply_panels
 from lookahead.backends.cpu.quantized_cache_kernel import quantize4, quantize8
 from lookahead.backends.cpu.quantized_code import quantize
 from lookahead.backends.cpu.vector_math import compute, total
@@ -32,7 +32,7 @@ from lookahead.backends.lowering import ops
 from lookahead.forward.tree_meta import FIELDS, NODE, PAST, SLOT
 from lookahead.native.kernels import carray, float32_at, inlined, int32_at, int64_at, part
 from lookahead.native.threads import COUNTS, DONE, SHARES, call_with, number_by, take_share, wait_for, write
-from lookahead.native.vectors import widen
+from lookahead.native.vectors import narrow, widen
 
 # The array that describes a run: numbers and addresses. The first ones each run brings, the others follow from the plan.
 # SCORES goes to SCORES_AT in a table; what lies below MOST_IDS, MOST_POSITIONS can be looked up; OUTSIDE: IDS or POSITIONS, if
@@ -100,6 +100,18 @@ def _round(rounds, target, count):
 
 
 @part
+def _store(source, count, target, stored):
+    """Numbers from float32 scratch memory that is padded to a multiple of 16, see ops.AS_FLOAT32."""
+    one = np.float32(1)
+    if stored == ops.AS_FLOAT32:
+        narrow(np.float32(0), source, count, one, target)
+    elif stored == ops.AS_BFLOAT16:
+        narrow(np.uint16(0), source, count, one, target)
+    else:
+        narrow(np.int16(0), source, count, one, target)
+
+
+@part
 def _special(head, line, op, token, target, source):
     """Instructions that read more than rows."""
     outer, inner = line[OUTER], line[INNER]
@@ -134,7 +146,7 @@ def _special(head, line, op, token, target, source):
                 elif line[MORE + 4] == ops.IN_4_BITS:
                     quantize4(begin, inner, home)
                 else:
-                    store(begin, inner, home, line[MORE + 4])
+                    _store(begin, inner, home, line[MORE + 4])
 
 
 @part
@@ -149,7 +161,7 @@ def _row(head, line, token, wanted, thread):
         return
     for _ in range(outer):
         if op == ops.STORE:
-            store(left, inner, target, line[MORE])
+            _store(left, inner, target, line[MORE])
             target += line[TARGET + BY_OUTER] * line[MORE + 1]
             left += line[LEFT + BY_OUTER] * 4
             continue

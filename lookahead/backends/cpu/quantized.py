@@ -134,26 +134,9 @@ class QuantizedPanels(Panels):
         self.order, self.eight = matrix.order, self.lines if eight is None else eight
         self.weight = in_huge_pages((_lines8 if self.kind == INT8 else _lines4)(matrix, self.lines))
 
-    def to_matrix(self) -> Quantized:
-        """Return what it was made of."""
-        panels, size = len(self.weight), 2 * PANEL
-        if self.kind == INT8:
-            scales = self.weight[:, : 4 * PANEL].contiguous().view(torch.float32).view(-1, 1)[: self.outputs]
-            lines = self.weight[:, 4 * PANEL :].reshape(panels, self.lines, GROUP // 4, PANEL, 4) ^ 128
-            zeros = None
-        else:
-            packed = self.weight[:, :, : GROUP * PANEL // 2].reshape(panels, self.lines, GROUP // 8, PANEL, 4)
-            lines = torch.stack([packed & 15, packed >> 4], 3).flatten(2, 3)
-            known = self.weight[:, :, GROUP * PANEL // 2 :]
-            scales, zeros = (
-                each.transpose(1, 2).reshape(-1, self.lines)[: self.outputs].contiguous()
-                for each in (known[..., :size].contiguous().view(torch.bfloat16).float(), known[..., size:])
-            )
-        numbers = lines.permute(0, 3, 1, 2, 4).reshape(panels * PANEL, -1)[: self.outputs, : self.inner].contiguous()
-        return Quantized(numbers.view(torch.int8) if zeros is None else numbers, scales.contiguous(), zeros, self.order)
-
     def to_dense(self) -> torch.Tensor:
-        return self.to_matrix().to_dense().to(self.dtype)
+        dense = self.rows(torch.arange(self.outputs))
+        return dense if self.order is None else dense[:, self.order.argsort()]
 
     def given(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens [count, in], quantized: uint8 [count, bytes]."""

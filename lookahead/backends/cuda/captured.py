@@ -28,14 +28,10 @@ FAR = {torch.float32: 1e-4}  # of the spread of scores, by which a replay may di
 
 
 def tried_capture(target: TargetModel, capture: Capture | None = None) -> TargetModel:
-    """The same model, whose steps are captured if that is right. capture: how; None: as CUDA does, where the model is there."""
+    """The same model, whose steps are captured if that is right. capture: how; None: as CUDA does."""
     if target.mode != "packed" or not target.attends_by_op or not target.bucketed or target.is_shared:
         return target
-    if capture is None:
-        if target.device.type != "cuda":
-            return target
-        capture = CudaCapture(target.device)
-    captured = dataclasses.replace(target, capture=capture)
+    captured = dataclasses.replace(target, capture=capture or CudaCapture(target.device))
     try:
         error = _differs(captured)
     except Exception as failure:  # each library fails in its own way

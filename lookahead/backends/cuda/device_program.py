@@ -100,7 +100,7 @@ class DeviceProgram:
                 launches.append(_launch_rows(kernel, rows_of, stage.late))
             for step in stage.steps:
                 if isinstance(step, Product):
-                    launches.append((_launch_product if in_parts else _launch_torch)(step, rows_of, stage.late))
+                    launches.append(_launch_product(step, rows_of, stage.late, in_parts))
                 elif isinstance(step, Attention):
                     launches.append(_launch_attention(step, rows_of))
         return launches
@@ -140,35 +140,27 @@ def _launch_rows(kernel: RowKernel, rows_of: Callable[[Buffer], torch.Tensor], l
     return launch
 
 
-def _launch_product(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
-    from lookahead.backends.cuda.device_products import multiply
-
-    tokens = _shown(step.tokens, rows_of)
+def _launch_product(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late: bool, in_parts: bool) -> Launch:
+    """in_parts: by our kernel; else by torch, whose product is rounded and has the bias added."""
+    tokens, outputs = _shown(step.tokens, rows_of), step.weight.outputs
     target = None if step.target is None else rows_of(step.target)
-
-    def launch(run: Run) -> None:
-        some = tokens[: len(run[KEPT]) if late else len(run[IDS])]
-        if target is None:
-            multiply(some, step.weight, step.bias, run[SCORES], step.weight.outputs)
-        else:
-            multiply(some, step.weight, None, target, target.shape[1])
-
-    return launch
-
-
-def _launch_torch(step: Product, rows_of: Callable[[Buffer], torch.Tensor], late: bool) -> Launch:
-    """The same by torch, whose product is rounded and has the bias added."""
-    tokens = _shown(step.tokens, rows_of)
-    target = None if step.target is None else rows_of(step.target)[:, : step.weight.outputs]
     weight, bias = step.weight.weight.t(), None if step.bias is None else step.bias.to(step.weight.dtype)
 
     def launch(run: Run) -> None:
-        count = len(run[KEPT]) if late else len(run[IDS])
-        into = run[SCORES] if target is None else target[:count]
+        some = tokens[: len(run[KEPT]) if late else len(run[IDS])]
+        if in_parts:
+            from lookahead.backends.cuda.device_products import multiply
+
+            if target is None:
+                multiply(some, step.weight, step.bias, run[SCORES], outputs)
+            else:
+                multiply(some, step.weight, None, target, target.shape[1])
+            return
+        into = run[SCORES] if target is None else target[: len(some), :outputs]
         if bias is None:
-            torch.mm(tokens[:count], weight, out=into)
+            torch.mm(some, weight, out=into)
         else:
-            torch.addmm(bias, tokens[:count], weight, out=into)
+            torch.addmm(bias, some, weight, out=into)
 
     return launch
 

@@ -353,7 +353,7 @@ def tree_attention_triton(
     scratch: int = SCRATCH,
     result: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[tokens, heads, value width]; see `tree_attention.reference`. The numbers of a vector lie side by side, and so does meta.
+    """[tokens, heads, value width]; see tree_attention.py. The numbers of a vector lie side by side, and so does meta.
 
     scratch: bytes of scratch memory, at least one token's. It changes no bit of the outputs. result: where these go.
     """
