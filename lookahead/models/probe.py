@@ -84,15 +84,11 @@ class _Yardstick:
 
     def of(self, found: Observed) -> tuple[Observed, Observed]:
         """(What rounding makes of them, precise) of the same texts."""
-        texts = frozenset((*found.scores, *found.layers))
-        if texts not in self._known:
-            self._known[texts] = self._measured(sorted(texts), found)
-        return self._known[texts]
-
-    def _measured(self, texts: list[Text], found: Observed) -> tuple[Observed, Observed]:
-        longest = [
-            a for a, b in zip(texts, [*texts[1:], ()], strict=True) if b[: len(a)] != a
-        ]  # of them the others are beginnings
+        asked = frozenset((*found.scores, *found.layers))
+        if asked in self._known:
+            return self._known[asked]
+        texts = sorted(asked)  # what others begin with comes right before them
+        longest = [a for a, b in zip(texts, [*texts[1:], ()], strict=True) if b[: len(a)] != a]
         args = self._model, longest, bool(found.layers)
         own = stock(*args)
         precise = None
@@ -103,6 +99,7 @@ class _Yardstick:
                 log.info("its scores cannot be computed in float32 (%s)", first_line(error))
         both = (own, precise) if precise is not None else (perturbed(*args), own)
         moved, right = (self._as_observed(each, longest, found) for each in both)
+        self._known[asked] = moved, right
         return moved, right
 
     def _as_observed(self, reference: Reference, longest: list[Text], found: Observed) -> Observed:

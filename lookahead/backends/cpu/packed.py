@@ -16,14 +16,12 @@ transformers, which loads them by compressed-tensors.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lookahead.backends.cpu.quantized import GROUP, Quantized
 from lookahead.errors import ModelError
 from lookahead.models.checkpoint import shards_of, tensors_in
-from lookahead.models.prequantized import WITH_EMBEDDING, settings_of
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
 EMBEDDING_BITS = "lookahead_embedding_bits"  # what config.json calls those to hold the embedding in, 8 or 4, if it is to be
@@ -97,12 +95,6 @@ def matrix_of(tensors: dict[str, torch.Tensor], bits: int) -> Quantized | None:
         zeros = unpacked(tensors["zero_point"].T.contiguous(), bits, outputs).T.contiguous()
     repeats = inner // groups // GROUP
     return Quantized(numbers, scales.repeat_interleave(repeats, 1), zeros.repeat_interleave(repeats, 1), order)
-
-
-def is_packed(config: Any) -> bool:
-    """Tell whether a config states that this module's format is used."""
-    settings = settings_of(config)
-    return settings.get("quant_method") == METHOD and settings.get("format") in (FORMAT, WITH_EMBEDDING)
 
 
 def read_packed(folder: Path) -> tuple[dict[str, Quantized], dict[str, torch.Tensor]] | None:

@@ -11,13 +11,13 @@ import torch
 
 from lookahead.backends.cpu.embedding import in_panels, may_be_in_panels
 from lookahead.backends.cpu.linear import LaidOutLinear, plain_linears
-from lookahead.backends.cpu.packed import ACTIVATIONS_FIELD, BLOCK, EMBEDDING_BITS, is_packed, read_packed
+from lookahead.backends.cpu.packed import ACTIVATIONS_FIELD, BLOCK, EMBEDDING_BITS, FORMAT, METHOD, read_packed
 from lookahead.backends.cpu.panels import Panels
 from lookahead.backends.cpu.quantize import QUANTIZE
 from lookahead.backends.cpu.quantized import GROUP, Quantized, QuantizedPanels
 from lookahead.errors import ModelError
 from lookahead.models.checkpoint import check_weights, damaged_of, refuse_weights
-from lookahead.models.prequantized import BLOCKS_IN_8_BITS
+from lookahead.models.prequantized import BLOCKS_IN_8_BITS, WITH_EMBEDDING, settings_of
 
 
 def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, Any]) -> Any | None:
@@ -30,7 +30,9 @@ def packed_model(name: str, config: Any, dtype: torch.dtype, wishes: dict[str, A
 
     folder, known = Path(name), AutoModelForCausalLM._model_mapping
     weights_only = getattr(config, ACTIVATIONS_FIELD, None) == "none"
-    if not (folder.is_dir() and is_packed(config) and type(config) in known and (weights_only or QuantizedPanels.takes_here())):
+    settings, may_be = settings_of(config), weights_only or QuantizedPanels.takes_here()
+    is_packed = settings.get("quant_method") == METHOD and settings.get("format") in (FORMAT, WITH_EMBEDDING)
+    if not (folder.is_dir() and is_packed and type(config) in known and may_be):
         return None
     read = read_packed(folder)
     if read is None:

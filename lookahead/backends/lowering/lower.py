@@ -39,11 +39,9 @@ FLOATS = tuple(ROUNDS)
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """Keys or values that a layer has handed to the cache. width: numbers of a head."""
+    """Keys or values that a layer has handed to the cache, see `Plan.placed`."""
 
     number: int
-    heads: int
-    width: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,7 +334,7 @@ def _placed(out: Result, states: View, number: int) -> Placed:
     instruction = Instruction(ops.WRITE, heads, width, None, [(view, stride, 1)], placed=number)
     out.build.steps.append(instruction)
     out.build.placed[number] = heads, width
-    return Placed(number, heads, width)
+    return Placed(number)
 
 
 def _attended(out: Result, query: View, keys: Placed, values: Placed, lines: Lines, scale: float) -> View:
@@ -344,10 +342,11 @@ def _attended(out: Result, query: View, keys: Placed, values: Placed, lines: Lin
         raise Unsupported("attention of another shape")
     heads, width = query.dims[1][0], query.dims[2][0]
     query = out.build.narrow(query.with_dims(query.dims[1:], 0), out.dtype)
-    target = Buffer(heads * values.width, torch.finfo(out.dtype).bits // 8, exact=True)
-    sizes = heads, keys.heads, width, values.width
+    (key_heads, _), (_, value_width) = (out.build.placed[each.number] for each in (keys, values))
+    target = Buffer(heads * value_width, torch.finfo(out.dtype).bits // 8, exact=True)
+    sizes = heads, key_heads, width, value_width
     out.build.steps.append(Attention(query, target, keys.number, values.number, *sizes, lines.kind, scale))
-    return View(target, 0, flat_dims([1, heads, values.width]), 1, out.dtype)
+    return View(target, 0, flat_dims([1, heads, value_width]), 1, out.dtype)
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
