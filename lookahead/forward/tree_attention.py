@@ -46,7 +46,7 @@ def attention_of_tokens(
     query = query if query.stride(2) == 1 else query.contiguous()
     if query.is_cuda:
         return backend.tree_attention(query, key, value, meta.contiguous(), scale)
-    return backend.tree_attention(query.transpose(0, 1)[None], key, value, meta.contiguous(), scale)[0]
+    return backend.tree_attention(query.transpose(0, 1)[None], key, value, meta[:, :FIELDS].contiguous(), scale)[0]
 
 
 for _device in ("CPU", "CUDA"):

@@ -80,9 +80,7 @@ class KernelCache(NullCache):
     def __init__(self, function: Callable[..., Any], sources: bytes):
         code = function.__code__
         held = [cell.cell_contents for cell in function.__closure__ or ()]
-        self._kept = all(
-            isinstance(each, int | np.generic) for each in held
-        )  # other things have no name to be distinguished by
+        self._kept = all(isinstance(each, int | np.generic) for each in held)  # what else it holds has no name
         self._module = function.__module__
         parts = function.__module__, function.__qualname__, *(f"{type(each).__name__}_{each}" for each in held)
         name = re.sub(r"[^\w.]", "_", ".".join(parts))
