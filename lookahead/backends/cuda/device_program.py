@@ -145,12 +145,12 @@ def _launch_product(step: Product, rows_of: Callable[[Buffer], torch.Tensor], la
     tokens, outputs = _shown(step.tokens, rows_of), step.weight.outputs
     target = None if step.target is None else rows_of(step.target)
     weight, bias = step.weight.weight.t(), None if step.bias is None else step.bias.to(step.weight.dtype)
+    if in_parts:
+        from lookahead.backends.cuda.device_products import multiply
 
     def launch(run: Run) -> None:
         some = tokens[: len(run[KEPT]) if late else len(run[IDS])]
         if in_parts:
-            from lookahead.backends.cuda.device_products import multiply
-
             if target is None:
                 multiply(some, step.weight, step.bias, run[SCORES], outputs)
             else:
