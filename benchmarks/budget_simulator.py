@@ -68,8 +68,8 @@ def read_curves() -> dict[str, Curve]:
 
 class Machine(NamedTuple):
     """noise: of a step, standard deviation of its log. what: steady, half (half as fast in every second phase), busy (another
-    process on a core from the first third on: what tokens cost above one is more) or steep (what tokens cost above one is
-    more than it was when costs were measured).
+    process on a core from the first third on: what tokens cost above one is more), steep or wrong (what tokens cost above one
+    is half more, or three times what it was when costs were measured).
     """
 
     noise: float
@@ -81,8 +81,8 @@ class Machine(NamedTuple):
             return (2.0, 1.0) if int(progress * 8) % 2 else (1.0, 1.0)
         if self.what == "busy":
             return (1.2, 1.6) if progress > 1 / 3 else (1.0, 1.0)
-        if self.what == "steep":
-            return 1.0, 1.5
+        if self.what in ("steep", "wrong"):
+            return 1.0, 1.5 if self.what == "steep" else 3.0
         return 1.0, 1.0
 
 
@@ -305,7 +305,7 @@ def cell(job: Job, curve: Curve, machine: Machine, others: Known, seeds: Sequenc
     return Result(plain, fixed, oracle, *found)
 
 
-MACHINES = (Machine(0.03), Machine(0.10), Machine(0.03, "half"), Machine(0.03, "busy"), Machine(0.03, "steep"))
+MACHINES = (Machine(0.03), Machine(0.10), *(Machine(0.03, what) for what in ("half", "busy", "steep", "wrong")))
 
 
 def in_cell(name: tuple[str, str, int, int, Machine], others: Known | None, seeds: int) -> tuple[Known, Result]:

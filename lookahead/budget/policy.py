@@ -303,7 +303,10 @@ def median_of(values, count):
 
 @inlined
 def correct(table, tokens, deviation):
-    """A forward of that many tokens deviates so much (log) from what was expected."""
+    """A forward of that many tokens deviates so much (log) from what was expected. Where that is unusual, the machine may have
+    changed: the measurements before count half.
+    """
+    is_unusual = abs(deviation) > UNUSUAL
     deviation = min(max(deviation, -UNUSUAL), UNUSUAL)
     column = column_of(table, tokens)
     part = (tokens - table[TOKENS, column]) / (table[TOKENS, column + 1] - table[TOKENS, column])
@@ -316,7 +319,8 @@ def correct(table, tokens, deviation):
         near = max(near, 0.0)
         table[CORRECTION, k] += near * deviation / (1 + table[MEASURED, k])
         if k <= column + 1:
-            table[MEASURED, k] = min(table[MEASURED, k] + near, LATEST)
+            known = table[MEASURED, k]
+            table[MEASURED, k] = known - near * known / 2 if is_unusual else min(known + near, LATEST)
 
 
 @kernel

@@ -228,8 +228,8 @@ class Accounting:
             parts = batch.expected, seconds - choosing, times.accepted - times.drafted - choosing
             self.budget.observe(len(rows), batch.tokens, emitted, *parts, active)
             if active:  # whether draft sources that take time of their own pay; with fixed lengths all are always used
-                found = batch.accepted_from("recycled"), seconds, emitted, len(batch)
-                self.drafter.recycled_utility.observe(runner_up, *found)
+                tokens = batch.accepted_from("recycled")
+                self.drafter.recycled_utility.observe(runner_up, tokens, seconds, emitted, len(batch))
             else:
                 self._plain_left, self._plain_began = min(self.budget.plain_steps_left(len(rows)), AT_ONCE), times.accepted
         sources: Sources | None = getattr(self.drafter, "sources", None)  # of the user's own

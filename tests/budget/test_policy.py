@@ -79,6 +79,16 @@ def test_a_size_that_costs_more_than_measured_is_corrected_whatever_the_pace(pac
     assert np.exp(table[3, 1] - table[3, 0]) == pytest.approx(1.5 / 1.01, rel=0.1)
 
 
+def test_a_size_that_costs_three_times_what_was_often_measured_is_corrected_within_sixty_steps():
+    budget = Budget(StepCost(SIZES, FLAT, measured=16.0))
+    for step in range(60):
+        tokens = 1 if step % 3 else 8
+        seconds = 3.0 if tokens == 8 else 1.0
+        budget.observe(1, tokens, 1, 0.0, seconds, seconds, tokens == 8)
+    table = budget.cost.table
+    assert np.exp(table[3, 1] - table[3, 0]) > 2
+
+
 def test_ladder_measures_each_size_and_the_cost_of_a_change():
     before = []
 
