@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -88,9 +87,14 @@ class InProcess:
             self._process.dismiss()
             raise
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        """A method of the engine."""
-        return functools.partial(self._call, method)
+    def answerable(self, requests: Sequence[Request], path: str, max_new_tokens: int) -> tuple[Prompts, list[str]]:
+        return self._call("answerable", requests, path, max_new_tokens)
+
+    def answer(self, prompts: Prompts, max_new_tokens: int) -> Sample:
+        return self._call("answer", prompts, max_new_tokens)
+
+    def forget(self) -> None:
+        self._call("forget")
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # it may have ended itself

@@ -136,7 +136,7 @@ def _multiplier(like: np.generic, line: int, some_lines: int, token_line: int, s
     token_line: bytes of a token that are multiplied by a line. scales: bytes of scales of whole columns before a panel.
     """
 
-    def multiply_numbers(address):
+    def multiply_lines(address):
         asked = carray(int64_at(address), (ASKED,))
         task, sums = carray(int64_at(asked[PRODUCT]), (TASK,)), asked[SUMS]
         lines, stride = task[INNER], task[STRIDE]
@@ -153,7 +153,7 @@ def _multiplier(like: np.generic, line: int, some_lines: int, token_line: int, s
                 _give(task, number, first, count, sums, panel if scales > 0 else np.int64(0))
                 first += count
 
-    return multiply_numbers
+    return multiply_lines
 
 
 def _block_multiplier(like: np.generic, numbers: int) -> Callable[[Any], None]:
